@@ -1,0 +1,1 @@
+"""The ``kdafuzz`` command and what it is made of."""

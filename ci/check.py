@@ -1,0 +1,43 @@
+"""One case judged whole: against the oracle, byte by byte, and under its relation."""
+
+import math
+
+from impl.contract import Implementation
+from impl.devices.base import Device
+from impl.observe import observe
+from oracle.case import Case
+from oracle.expect import expect
+from oracle.expectation import Expected, Observation
+from oracle.judge import Problem, Verdict, judge
+from oracle.relations import disagreements, image
+from oracle.tracked import arithmetic
+from oracle.values import build
+
+
+def check(case: Case, implementation: Implementation, device: Device) -> Verdict:
+    """Run the case, and its image if it claims a relation, and judge everything.
+
+    ``UnavailableError``: the implementation does not take the case.
+    """
+    expected, seen, verdict = _judged(case, implementation, device)
+    if case.relation is None or not verdict.ok:
+        return verdict
+    _, other, second = _judged(image(case), implementation, device)
+    ratios = {name: max(ratio, second.ratios.get(name, 0.0)) for name, ratio in verdict.ratios.items()}
+    problems = second.problems or tuple(disagreements(case, expected, seen, other))
+    return Verdict(max(verdict.ratio, second.ratio), ratios, problems, verdict.path)
+
+
+def _judged(
+    case: Case, implementation: Implementation, device: Device
+) -> tuple[Expected, Observation, Verdict]:
+    values = build(case)
+    seen = observe(case, implementation, device, values)
+    expected = expect(case, values, arithmetic(seen.arithmetic, device.name))
+    axes = {name: spec.axes for name, spec in case.call.tensors().items()}
+    return expected, seen, judge(expected, seen, axes)
+
+
+def crashed(text: str, kind: str = "crash") -> Verdict:
+    """The verdict on a run that did not return: the process died, or had to be stopped."""
+    return Verdict(math.inf, problems=(Problem(kind, text=text),))

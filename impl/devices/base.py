@@ -1,0 +1,41 @@
+"""What an execution device is: memory made of fenced segments, filled from a host image."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """``size`` bytes of one allocation, at ``start`` in the host image."""
+
+    start: int
+    size: int
+
+
+class Memory(Protocol):
+    """Device memory for the segments of one case."""
+
+    def upload(self, image: np.ndarray) -> None:
+        """Set every segment's bytes from the host image (uint8)."""
+
+    def download(self, image: np.ndarray) -> None:
+        """Wait for the device, then copy every segment's bytes into the host image."""
+
+    def view(self, segment: int, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A 1-D tensor of ``count`` elements that starts ``offset`` bytes into a segment."""
+
+
+class Device(Protocol):
+    """A place to run implementations."""
+
+    name: str
+
+    def memory(self, segments: Sequence[Segment]) -> Memory:
+        """Memory for these segments, valid until the next call."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle; raises what a kernel left behind."""

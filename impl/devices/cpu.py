@@ -1,0 +1,95 @@
+"""The cpu device: Triton's interpreter over memory fenced by inaccessible pages.
+
+Every segment is a mapping of its own with a ``PROT_NONE`` page below and above, so an
+access outside it stops the process at once: reads too, which no canary can show. The
+harness runs cases in a child process and reports its death as the case's failure.
+"""
+
+import ctypes
+import mmap
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from impl.devices.base import Segment
+
+_PROT_NONE, _PROT_RW = 0, 3
+_PRIVATE_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+PAGE = mmap.PAGESIZE
+
+
+class _Mapping:
+    """Whole pages of readable and writable memory between two inaccessible pages."""
+
+    def __init__(self, size: int) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._munmap, self._whole = libc.munmap, size + 2 * PAGE
+        self._base = libc.mmap(None, self._whole, _PROT_NONE, _PRIVATE_ANONYMOUS, -1, 0)
+        if self._base in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"cannot map {self._whole} bytes: errno {ctypes.get_errno()}")
+        if libc.mprotect(self._base + PAGE, size, _PROT_RW) != 0:
+            raise MemoryError(f"cannot make {size} bytes accessible: errno {ctypes.get_errno()}")
+        self.buffer = (ctypes.c_uint8 * size).from_address(self._base + PAGE)
+        self.bytes = np.ctypeslib.as_array(self.buffer)
+
+    def __del__(self) -> None:
+        base = getattr(self, "_base", None)
+        if base and base != ctypes.c_void_p(-1).value:
+            self._munmap(base, self._whole)
+
+
+class CpuMemory:
+    """Segments as fenced mappings; a segment ends exactly at its upper fence."""
+
+    def __init__(self, segments: Sequence[Segment], mappings: Sequence[_Mapping]) -> None:
+        self._segments, self._mappings = segments, mappings
+
+    def upload(self, image: np.ndarray) -> None:
+        """Copy the image into the mappings."""
+        for segment, mapping in zip(self._segments, self._mappings, strict=True):
+            mapping.bytes[-segment.size :] = image[segment.start : segment.start + segment.size]
+
+    def download(self, image: np.ndarray) -> None:
+        """Copy the mappings into the image."""
+        for segment, mapping in zip(self._segments, self._mappings, strict=True):
+            image[segment.start : segment.start + segment.size] = mapping.bytes[-segment.size :]
+
+    def view(self, segment: int, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over the mapping's own bytes."""
+        mapping = self._mappings[segment]
+        first = len(mapping.bytes) - self._segments[segment].size + offset
+        return torch.frombuffer(mapping.buffer, dtype=dtype, offset=first, count=count)
+
+
+class CpuDevice:
+    """Runs Triton kernels through the interpreter; keeps its mappings for the next case."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        from impl.devices.interpreter import activate
+
+        self.repairs = activate()
+        self._spare: dict[int, list[_Mapping]] = defaultdict(list)
+
+    def memory(self, segments: Sequence[Segment]) -> CpuMemory:
+        """Fenced memory; a size's mappings are used again, in turn, by later cases."""
+        used: dict[int, int] = defaultdict(int)
+        mappings = []
+        for segment in segments:
+            size = -(-segment.size // PAGE) * PAGE
+            pool, index = self._spare[size], used[size]
+            if index == len(pool):
+                pool.append(_Mapping(size))
+            mappings.append(pool[index])
+            used[size] += 1
+        return CpuMemory(segments, mappings)
+
+    def synchronize(self) -> None:
+        """The interpreter is done when it returns."""

@@ -1,0 +1,34 @@
+"""Devices by name, as ``--device`` takes them."""
+
+import importlib.util
+
+from impl.contract import UnavailableError
+from impl.devices.base import Device
+
+NAMES = ("cpu", "cuda")
+
+
+def default() -> str:
+    """The best device at hand: a GPU if there is one, else the CPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def open_device(name: str) -> Device:
+    """The device called ``name``; ``UnavailableError`` in one line if it cannot be had.
+
+    Opening the CPU device switches Triton to its interpreter for the whole process, so a
+    process serves one device.
+    """
+    if name not in NAMES:
+        raise UnavailableError(f"unknown device {name!r}; it must be one of {', '.join(NAMES)}")
+    if importlib.util.find_spec("triton") is None:
+        raise UnavailableError(f"device {name} needs triton; install it with pip install triton")
+    if name == "cpu":
+        from impl.devices.cpu import CpuDevice
+
+        return CpuDevice()
+    from impl.devices.cuda import CudaDevice
+
+    return CudaDevice()

@@ -1,0 +1,66 @@
+"""Implementations by name, as ``--impl`` takes them."""
+
+import importlib
+import re
+from functools import cache
+
+from impl.contract import Implementation, UnavailableError
+
+FORMS = "triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV or module:factory"
+
+
+@cache
+def resolve(text: str) -> Implementation:
+    """The implementation called ``text``; ``UnavailableError`` in one line if it cannot be had."""
+    if text == "triton":
+        return _own_triton()
+    if re.match(r"vllm($|[:@])", text):
+        from impl.vllm.adapter import implementation
+
+        return implementation(text)
+    module, colon, factory = text.partition(":")
+    if not colon or not module or not factory:
+        raise UnavailableError(f"unknown implementation {text!r}; it must be {FORMS}")
+    return _third_party(text, module, factory)
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The names of a comma-separated ``--impl`` list, in order, each once."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise UnavailableError(f"--impl names nothing; it takes a list of {FORMS}")
+    return names
+
+
+def _own_triton() -> Implementation:
+    import triton
+
+    from impl.triton.verify import kda_recoverssm_verify, kda_recoverssm_verify_by_slot
+
+    return Implementation(
+        name="triton",
+        version=f"triton {triton.__version__}",
+        operations={"verify": (kda_recoverssm_verify, kda_recoverssm_verify_by_slot)},
+        arithmetic="sequential-fp32",
+        path=lambda: "triton",
+    )
+
+
+def _third_party(text: str, module: str, factory: str) -> Implementation:
+    try:
+        made = getattr(importlib.import_module(module), factory)()
+    except ImportError as error:
+        raise UnavailableError(f"{text}: cannot import {module}: {_first_line(error)}") from None
+    except AttributeError as error:
+        raise UnavailableError(f"{text}: {_first_line(error)}") from None
+    except Exception as error:
+        raise UnavailableError(
+            f"{text}: {factory}() failed: {type(error).__name__}: {_first_line(error)}"
+        ) from None
+    if not isinstance(made, Implementation):
+        raise UnavailableError(f"{text}: {factory}() must return an impl.contract.Implementation")
+    return made
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

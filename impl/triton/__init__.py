@@ -1,0 +1,1 @@
+"""The project's own Triton kernels. They import nothing of the oracle."""

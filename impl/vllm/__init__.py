@@ -1,0 +1,1 @@
+"""Adapter onto the KDA kernels that vLLM ships."""

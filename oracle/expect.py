@@ -1,0 +1,20 @@
+"""``expect(case) -> Expected``: the oracle's one entry."""
+
+from collections.abc import Callable
+
+from oracle.case import Case
+from oracle.expectation import Expected
+from oracle.tracked import COMPILED, Arithmetic
+from oracle.values import Values, build
+from oracle.verify import expect_verify
+
+ORACLES: dict[str, Callable[[Case, Values, Arithmetic], Expected]] = {"verify": expect_verify}
+"""Per operation, the function that says what it must write."""
+
+
+def expect(case: Case, values: Values | None = None, arithmetic: Arithmetic = COMPILED) -> Expected:
+    """What the call of ``case`` must leave behind, for an implementation of ``arithmetic``.
+
+    ``values`` are the case's inputs if they are already at hand.
+    """
+    return ORACLES[case.op](case, values if values is not None else build(case), arithmetic)

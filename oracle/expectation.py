@@ -1,0 +1,63 @@
+"""What the oracle expects of memory after a call, and what a run left there."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What one tensor must hold after the call.
+
+    ``written`` (bool, the tensor's shape) marks the defined cells; all others keep their
+    bytes, or are free where ``fresh`` says that the callee allocated the tensor. ``value``
+    is float64 and ``bound`` the absolute error before the store to the tensor's dtype. With
+    ``bound=None`` the cells are copies: ``value`` has the tensor's own dtype and every bit
+    counts, except that a NaN may change its payload. ``stage`` names the step of the
+    algorithm that makes the tensor.
+    """
+
+    written: Tensor
+    value: Tensor
+    bound: Tensor | None
+    stage: str
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Expected cells of every output; tensors not named must not change at all."""
+
+    cells: dict[str, Cells]
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Bytes changed outside every tensor: ``count`` of them, the first near tensor ``near``.
+
+    ``offset`` counts bytes from the first element of ``near``; it may be negative.
+    """
+
+    near: str
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one run did: every tensor before and after, dense on the CPU, and what else moved.
+
+    ``raised`` is the one-line description of an exception; then the tensors are whatever the
+    call left. ``path`` names the code path taken where the implementation tells.
+    """
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    strays: tuple[Stray, ...] = ()
+    raised: str = ""
+    path: str = ""
+    device: str = "cpu"
+    arithmetic: str = "sequential-fp32"
+    fresh: frozenset[str] = field(default_factory=frozenset)

@@ -1,0 +1,256 @@
+"""``judge(expected, observation) -> Verdict``: every element within its bound, every other byte kept.
+
+A kernel computes in fp32 and rounds once when it stores. The oracle bounds the fp32 number;
+the judge therefore asks how far the *nearest fp32 number that rounds to the observed
+element* lies from the oracle's value:
+
+    excess = distance from value to [midpoint below observed, midpoint above observed]
+    ratio  = excess / bound            (for a store without rounding, |observed - value| / bound)
+
+``ratio <= 1`` holds exactly if the declared arithmetic allows the element, and the ratio
+measures the arithmetic alone, whatever the precision of the store.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from oracle.expectation import Cells, Expected, Observation
+
+Tensor = torch.Tensor
+NARROW = {torch.bfloat16: 128.0, torch.float16: 16.0}
+"""Stores that round, and log2 of the first power of two past their range."""
+INTEGER_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: what kind, where first, how badly and how often.
+
+    ``kind`` is value, copy, frame, stray, raised, relation, crash or hang. ``ratio`` is that of the
+    worst element (infinite where no bound applies) and ``count`` of ``total`` elements are wrong.
+    """
+
+    kind: str
+    tensor: str = ""
+    stage: str = ""
+    index: tuple[int, ...] = ()
+    axes: tuple[str, ...] = ()
+    expected: str = ""
+    observed: str = ""
+    bound: float = 0.0
+    ratio: float = math.inf
+    count: int = 1
+    total: int = 1
+    text: str = ""
+
+    def describe(self) -> str:
+        """One line for people."""
+        place = ", ".join(f"{axis} {i}" for axis, i in zip(self.axes, self.index, strict=False))
+        where = f"{self.tensor}[{', '.join(map(str, self.index))}] ({place})" if self.index else self.tensor
+        if self.kind == "value":
+            head = f"{where}: expected {self.expected} +- {self.bound:.3g}, observed {self.observed}"
+            return f"{self.stage}: {head}; ratio {self.ratio:.3g}; {self.count} of {self.total} elements"
+        if self.kind in ("copy", "frame", "relation"):
+            what = {"copy": "copy differs", "frame": "must keep its bytes", "relation": "image differs"}[
+                self.kind
+            ]
+            head = f"{where} {what}: expected {self.expected}, observed {self.observed}"
+            return f"{self.stage}: {head}; {self.count} of {self.total} elements" + (
+                f"; {self.text}" if self.text else ""
+            )
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the observation is what the contract allows, and how close it came.
+
+    ``ratio`` is the largest of all bounded elements, ``ratios`` the largest per tensor, and
+    ``problems`` are in the order of the algorithm's stages: the first is where it diverged.
+    """
+
+    ratio: float = 0.0
+    ratios: dict[str, float] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    path: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """No problem at all."""
+        return not self.problems
+
+    @property
+    def stage(self) -> str:
+        """The stage that diverged first, or nothing."""
+        return next((p.stage or p.kind for p in self.problems), "")
+
+
+STAGES = ("record", "correction", "output")
+
+
+def judge(expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]] | None = None) -> Verdict:
+    """Compare every tensor of the observation with what is expected of it.
+
+    ``axes`` names the tensors' dimensions for the messages.
+    """
+    if seen.raised:
+        return Verdict(math.inf, problems=(Problem("raised", text=seen.raised),), path=seen.path)
+    axes = axes or {}
+    problems: list[Problem] = []
+    ratios: dict[str, float] = {}
+    for name, after in seen.after.items():
+        cells, names = expected.cells.get(name), axes.get(name, ())
+        if cells is not None:
+            ratio, problem = _judge_written(name, cells, after, names)
+            if cells.bound is not None:
+                ratios[name] = ratio
+            problems += [problem] if problem else []
+        if cells is None or not cells.fresh:
+            problem = _judge_frame(name, cells, seen.before[name], after, names)
+            problems += [problem] if problem else []
+    missing = expected.cells.keys() - seen.after.keys()
+    problems += [Problem("raised", text=f"the call returned no {name}") for name in sorted(missing)]
+    problems.sort(key=lambda p: STAGES.index(p.stage) if p.stage in STAGES else len(STAGES))
+    problems += [
+        Problem(
+            "stray",
+            text=f"{s.count} bytes changed outside every tensor, first at {s.near} {s.offset:+d} bytes",
+        )
+        for s in seen.strays
+    ]
+    return Verdict(max(ratios.values(), default=0.0), ratios, tuple(problems), seen.path)
+
+
+def bits(x: Tensor) -> Tensor:
+    """The elements' bits as integers of their size."""
+    return x.contiguous().view(INTEGER_OF[x.element_size()])
+
+
+def same_bits(a: Tensor, b: Tensor, *, any_nan: bool = False) -> Tensor:
+    """Elementwise equality of bits; with ``any_nan`` two NaNs agree whatever their payload."""
+    same = bits(a) == bits(b)
+    if any_nan and a.is_floating_point():
+        same |= a.isnan() & b.isnan()
+    return same
+
+
+def excess(value: Tensor, observed: Tensor) -> Tensor:
+    """Distance in float64 from ``value`` to the numbers that round to ``observed``."""
+    seen = observed.double()
+    if observed.dtype not in NARROW:
+        return (seen - value).abs()
+    low, high = _preimage(observed)
+    distance = torch.maximum(low - value, value - high).clamp(min=0.0)
+    return torch.where(seen.isnan(), torch.full_like(distance, math.nan), distance)
+
+
+def _preimage(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The interval of reals that round to x: midpoints to its neighbours; overflow included."""
+    raw = bits(x).int()
+    ordered = torch.where(raw >= 0, raw, -32768 - raw)  # -0 becomes 0: neighbours in value order
+    limit = 2.0 ** NARROW[x.dtype]
+
+    def at(code: Tensor) -> Tensor:
+        back = torch.where(code >= 0, code, -32768 - code).to(torch.int16)
+        # The neighbour of the largest finite number counts as the next power of two.
+        return back.view(x.dtype).double().clamp(-limit, limit)
+
+    middle = at(ordered)
+    low, high = (middle + at(ordered - 1)) / 2, (middle + at(ordered + 1)) / 2
+    infinite = x.isinf()
+    edge = (limit + torch.finfo(x.dtype).max) / 2
+    low = torch.where(infinite, torch.where(raw >= 0, edge, -math.inf), low)
+    high = torch.where(infinite, torch.where(raw >= 0, math.inf, -edge), high)
+    return low, high
+
+
+def _judge_written(
+    name: str, cells: Cells, after: Tensor, axes: tuple[str, ...]
+) -> tuple[float, Problem | None]:
+    total = int(cells.written.sum())
+    if after.shape != cells.written.shape:
+        text = f"{name} has shape {tuple(after.shape)}; expected {tuple(cells.written.shape)}"
+        return math.inf, Problem("raised", text=text)
+    if cells.bound is None:
+        wrong = cells.written & ~same_bits(cells.value, after, any_nan=True)
+        problem = _first("copy", name, cells.stage, wrong, cells.value, after, axes, total)
+        return 0.0, problem
+    ratio = _ratios(cells.value, cells.bound, after)
+    ratio = torch.where(cells.written, ratio, 0.0)
+    wrong = ratio > 1.0
+    largest = float(ratio.max()) if ratio.numel() else 0.0
+    if not bool(wrong.any()):
+        return largest, None
+    index = tuple(int(i) for i in torch.nonzero(wrong)[0])
+    return largest, Problem(
+        kind="value",
+        tensor=name,
+        stage=cells.stage,
+        index=index,
+        axes=axes,
+        expected=f"{float(cells.value[index]):.9g}",
+        observed=f"{float(after[index]):.9g}",
+        bound=float(cells.bound[index]),
+        ratio=largest,
+        count=int(wrong.sum()),
+        total=total,
+    )
+
+
+def _ratios(value: Tensor, bound: Tensor, observed: Tensor) -> Tensor:
+    """Excess over bound; 0 where nothing can be claimed, infinite where a claim is plainly broken."""
+    distance = excess(value, observed)
+    ratio = torch.where(distance == 0.0, torch.zeros_like(distance), distance / bound)
+    seen = observed.double()
+    # Not finite exactly where the exact result is not: NaN and infinities are one class, since
+    # fp32 may reach either by overflowing on the way.
+    ratio = torch.where(~value.isfinite(), torch.where(seen.isfinite(), math.inf, 0.0), ratio)
+    unclaimed = value.isfinite() & ~bound.isfinite()
+    ratio = torch.where(unclaimed, torch.zeros_like(ratio), ratio)
+    return ratio.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _judge_frame(
+    name: str, cells: Cells | None, before: Tensor, after: Tensor, axes: tuple[str, ...]
+) -> Problem | None:
+    wrong = bits(before) != bits(after)
+    if cells is not None:
+        wrong &= ~cells.written
+    stage = cells.stage if cells is not None else "frame"
+    return _first("frame", name, stage, wrong, before, after, axes, int(wrong.numel()))
+
+
+def _first(
+    kind: str,
+    name: str,
+    stage: str,
+    wrong: Tensor,
+    want: Tensor,
+    got: Tensor,
+    axes: tuple[str, ...],
+    total: int,
+) -> Problem | None:
+    if not bool(wrong.any()):
+        return None
+    index = tuple(int(i) for i in torch.nonzero(wrong)[0])
+    return Problem(
+        kind=kind,
+        tensor=name,
+        stage=stage,
+        index=index,
+        axes=axes,
+        expected=_show(want[index]),
+        observed=_show(got[index]),
+        count=int(wrong.sum()),
+        total=total,
+    )
+
+
+def _show(element: Tensor) -> str:
+    """A number with its bits: two NaNs or two zeros are told apart."""
+    width = 2 * element.element_size()
+    raw = int(bits(element.reshape(1))[0]) & ((1 << 4 * width) - 1)
+    text = f"{float(element):.9g}" if element.is_floating_point() else str(int(element))
+    return f"{text} (0x{raw:0{width}x})"

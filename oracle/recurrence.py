@@ -1,0 +1,94 @@
+"""The gated delta rule over a window of tokens (contract, section 1.3), in two formulations.
+
+Shapes, for N rows, H heads, Q tokens: ``k, q, g [N, H, Q, K]``, ``v [N, H, Q, V]``,
+``beta [N, H, Q]``, ``state [N, H, V, K]`` (V-major). ``g`` is the log decay, ``beta`` a
+probability. Results are corrections ``u [N, H, Q, V]`` and outputs ``o [N, H, Q, V]``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from oracle.tracked import Arithmetic, Tracked, constant
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Window:
+    """Corrections, outputs and the state after the last token."""
+
+    u: Tracked
+    o: Tracked
+    state: Tracked
+
+
+def normalise(x: Tracked, ar: Arithmetic) -> Tracked:
+    """x * rsqrt(sum x**2 + 1e-6) over the last dimension."""
+    norm = ar.add(ar.sum(ar.mul(x, x)), constant(EPS))
+    return ar.mul(x, _expand(ar.rsqrt(norm)))
+
+
+def stepwise(
+    q: Tracked, k: Tracked, v: Tracked, g: Tracked, beta: Tracked, state: Tracked, ar: Arithmetic
+) -> Window:
+    """Token by token, as the contract writes it; ``k`` normalised, ``q`` normalised and scaled.
+
+    S = S exp(g);  u = beta (v - S k);  S = S + u k^T;  o = S q
+    """
+    S, us, os = state, [], []
+    for t in range(k.v.shape[2]):
+        k_t, q_t = _row(k[:, :, t]), _row(q[:, :, t])  # [N, H, 1, K]
+        S = ar.mul(S, _row(ar.exp(g[:, :, t])))  # the decay scales key columns
+        predicted = ar.sum(ar.mul(S, k_t))  # [N, H, V]
+        u = ar.mul(_expand(beta[:, :, t]), ar.add(v[:, :, t], predicted, -1.0))
+        S = ar.add(S, ar.mul(_expand(u), k_t))
+        us.append(u)
+        os.append(ar.sum(ar.mul(S, q_t)))
+    return Window(_stack(us), _stack(os), S)
+
+
+def closed_form(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same from cumulative decays, without a running state: (u, o, final state).
+
+    With L_t = g_0 + .. + g_t, all from the old state S_0 (contract, sections 1.6 and 2.2):
+    u_t = beta_t (v_t - S_0 (e^{L_t} k_t) - sum_{i<t} <k_i e^{L_t - L_i}, k_t> u_i)
+    o_t = S_0 (e^{L_t} q_t) + sum_{i<=t} <k_i e^{L_t - L_i}, q_t> u_i
+    """
+    window = k.shape[2]
+    L = torch.cumsum(g, 2)
+    us: list[torch.Tensor] = []
+    os: list[torch.Tensor] = []
+    for t in range(window):
+        earlier = [k[:, :, i] * torch.exp(L[:, :, t] - L[:, :, i]) for i in range(t + 1)]  # [N, H, K]
+        u = v[:, :, t] - torch.einsum("nhvk,nhk->nhv", state, torch.exp(L[:, :, t]) * k[:, :, t])
+        for i in range(t):
+            u = u - (earlier[i] * k[:, :, t]).sum(-1, keepdim=True) * us[i]
+        us.append(beta[:, :, t, None] * u)
+        o = torch.einsum("nhvk,nhk->nhv", state, torch.exp(L[:, :, t]) * q[:, :, t])
+        for i in range(t + 1):
+            o = o + (earlier[i] * q[:, :, t]).sum(-1, keepdim=True) * us[i]
+        os.append(o)
+    final = state * torch.exp(L[:, :, -1])[:, :, None]
+    for i in range(window):
+        final = final + us[i][..., None] * (k[:, :, i] * torch.exp(L[:, :, -1] - L[:, :, i]))[:, :, None]
+    return torch.stack(us, 2), torch.stack(os, 2), final
+
+
+def _expand(a: Tracked) -> Tracked:
+    return Tracked(a.v[..., None], a.e[..., None])
+
+
+def _row(a: Tracked) -> Tracked:
+    return Tracked(a.v[..., None, :], a.e[..., None, :])
+
+
+def _stack(parts: list[Tracked]) -> Tracked:
+    return Tracked(torch.stack([p.v for p in parts], 2), torch.stack([p.e for p in parts], 2))

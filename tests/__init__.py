@@ -1,0 +1,1 @@
+"""The suite's tests: properties of kernels, and of the suite itself in ``meta``."""
