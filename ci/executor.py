@@ -83,7 +83,7 @@ class Executor:
         if self._child is None:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "ci.child"],
+                [sys.executable, "-P", "-m", "ci.child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -21,8 +21,8 @@ from oracle.values import Values
 RED_ZONE = 256
 """Bytes of poison at either unfenced end of a segment, and the alignment of offset 0."""
 _IMAGE_ALIGN = 4096
-POISONS = {"nan": 0x7FC1, "huge": 0x7B7B}
-"""16-bit patterns; repeated they are a NaN, or finite and huge, in bf16, fp16, fp32 and fp64."""
+POISONS = {"nan": 0x7FF9, "huge": 0x7B7B}
+"""16-bit patterns; repeated they are a quiet NaN, or finite and huge, in bf16, fp16, fp32 and fp64."""
 
 
 @dataclass(frozen=True)

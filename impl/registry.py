@@ -2,7 +2,9 @@
 
 import importlib
 import re
+import sys
 from functools import cache
+from pathlib import Path
 
 from impl.contract import Implementation, UnavailableError
 
@@ -47,6 +49,8 @@ def _own_triton() -> Implementation:
 
 
 def _third_party(text: str, module: str, factory: str) -> Implementation:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last, so that a folder there cannot hide a package of ours
     try:
         made = getattr(importlib.import_module(module), factory)()
     except ImportError as error:

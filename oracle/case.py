@@ -244,9 +244,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         unknown = self.regimes.keys() - specs.keys()
         if unknown:
             raise ValueError(f"{self.op} has no tensor {min(unknown)!r} to give values to")
-        size = sum(
-            extent(s.shape, strides(s, self.layouts.get(s.name, DENSE))) * s.itemsize for s in specs.values()
-        )
+        size = 0
+        for name, spec in specs.items():
+            layout = self.layouts.get(name, DENSE)
+            size += (layout.offset + extent(spec.shape, strides(spec, layout))) * spec.itemsize
         size += sum(
             (sum(page.gaps) + page.tail) * max(specs[name].shape[0] for name in page.members) + page.offset
             for page in self.pages
@@ -265,6 +266,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             s > NULL_SLOT for s in self.call.slots
         ]:
             raise ValueError("renaming must keep null rows null and live rows live")
+        # The image must be a case too: a file that asks for another is refused when it is read.
+        if isinstance(relation, Rename):
+            msgspec.structs.replace(self.call, slots=relation.slots).check()
+        if isinstance(relation, Relayout):
+            Case(call=self.call, layouts=relation.layouts, pages=relation.pages)
 
     def elements(self) -> int:
         """Elements of all tensors: a measure of the case's size."""

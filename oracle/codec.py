@@ -5,7 +5,7 @@ build makes other values from the same seed: such a file is refused, never judge
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -34,7 +34,7 @@ class CaseFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Version(msgspec.Struct):
-    kdafuzz: int
+    kdafuzz: Annotated[int, msgspec.Meta(lt=1 << 31)]
 
 
 def dumps(entry: CaseFile) -> bytes:
@@ -81,7 +81,7 @@ def case_from_json(text: str | bytes) -> Case:
     """Decode a bare case, as ``canonical`` writes it; ``CaseError`` otherwise."""
     try:
         return msgspec.json.decode(text, type=Case)
-    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
         raise CaseError(f"not a valid case: {_one_line(error)}") from None
 
 

@@ -71,7 +71,12 @@ class Arithmetic:
     additions: Callable[[int], int]
 
     def mul(self, a: Tracked, b: Tracked) -> Tracked:
-        """a * b, rounded once."""
+        """a * b, rounded once.
+
+        Past the fp32 range an implementation holds infinity, which is outside this bound. Of
+        such a product ``sum`` withdraws the claim, and ``sigmoid`` and the ``exp`` of a decay
+        take infinity as they take 1e39; the oracle uses it for nothing else.
+        """
         v = a.v * b.v
         e = a.v.abs() * b.e + b.v.abs() * a.e + a.e * b.e
         return Tracked(v, e + U * (v.abs() + e) + SUBNORMAL)
@@ -91,7 +96,7 @@ class Arithmetic:
         d = self.additions(a.v.shape[-1]) * U
         magnitude = a.magnitude.sum(-1)
         e = a.e.sum(-1) + d / (1.0 - d) * magnitude
-        return _in_range(Tracked(a.v.sum(-1), e), magnitude)
+        return _in_range(Tracked(a.v.sum(-1), e), magnitude + e)
 
     def exp(self, a: Tracked) -> Tracked:
         """e**a."""
@@ -100,7 +105,7 @@ class Arithmetic:
         rel = self.exp_rel + 2.0 * U * a.magnitude
         # e**-inf is exactly 0 whatever the relative error says; 0 * inf would lose that.
         own = torch.where(v == 0.0, torch.zeros_like(v), rel * (v + grown))
-        return _in_range(Tracked(v, grown + own + FLUSH), v + grown)
+        return _in_range(Tracked(v, grown + own + FLUSH), v + grown + own)
 
     def rsqrt(self, a: Tracked) -> Tracked:
         """a**-1/2 for a > 0; unbounded once the error reaches half of a."""
@@ -128,17 +133,20 @@ class Arithmetic:
 
         The sum 1 + e**a is rounded before the logarithm, so the error is absolute: below
         about -17 an implementation holds exactly 0. Where a is within its error of 20 an
-        implementation may take either branch; they differ by log1p(e**-20) < 2.1e-9.
+        implementation may take either branch; they differ by log1p(e**-20) < 2.1e-9, and the
+        literal one brings its errors along.
         """
         above = a.v > 20.0
-        x = torch.where(above, torch.zeros_like(a.v), a.v)
+        either = (a.v - 20.0).abs() <= a.e
+        # At most 20 where the literal branch is out of the question: no overflow, and no claim.
+        x = torch.where(above, a.v.clamp(max=20.0), a.v)
         v = torch.where(above, a.v, torch.log1p(torch.exp(x)))
         y = 1.0 + torch.exp(x)
         e_y = (self.exp_rel + 2.0 * U * x.abs()) * (y - 1.0) + U * y * 1.01
         e_log = e_y / (y - e_y)
-        e = torch.where(above, torch.zeros_like(v), e_log + self.log_rel * (v + e_log))
-        either = torch.where((a.v - 20.0).abs() <= a.e, 2.1e-9, 0.0)
-        return Tracked(v, e + a.e + either)
+        literal = e_log + self.log_rel * (v + e_log)
+        e = torch.where(above & ~either, 0.0, literal)
+        return Tracked(v, e + a.e + torch.where(either, 2.1e-9, 0.0))
 
 
 def _in_range(a: Tracked, magnitude: Tensor) -> Tracked:
@@ -165,7 +173,7 @@ def _additions_numpy(n: int) -> int:
     width = _padded(n)
     if width < 8:
         return max(0, width - 1)
-    return min(width, 128) // 8 - 1 + 3 + max(0, width // 128).bit_length()
+    return min(width, 128) // 8 - 1 + 3 + max(0, (width // 128).bit_length() - 1)
 
 
 def _additions_any(n: int) -> int:

@@ -37,27 +37,35 @@ class Stream:
 
     def words(self, shape: tuple[int, ...]) -> Array:
         """Uniform uint64 words."""
-        return np.asarray(self._philox.random_raw(int(np.prod(shape)))).reshape(shape)
+        raw: Array = np.asarray(self._philox.random_raw(int(np.prod(shape))))
+        return raw.reshape(shape)
 
     def below(self, n: int, shape: tuple[int, ...]) -> Array:
         """Integers in [0, n), int64; n is far below 2**32, so the bias is under n / 2**32."""
-        return ((self.words(shape) >> np.uint64(32)) * np.uint64(n) >> np.uint64(32)).astype(np.int64)
+        scaled: Array = (self.words(shape) >> np.uint64(32)) * np.uint64(n) >> np.uint64(32)
+        return scaled.astype(np.int64)
 
     def uniform(self, low: float, high: float, shape: tuple[int, ...]) -> Array:
         """Float64 in [low, high) on a grid of 2**-24 of the width."""
-        return low + (high - low) * ((self.words(shape) >> np.uint64(40)).astype(np.float64) * 2.0**-24)
+        unit: Array = (self.words(shape) >> np.uint64(40)).astype(np.float64) * 2.0**-24
+        spread: Array = low + (high - low) * unit
+        return spread
 
     def normal(self, shape: tuple[int, ...]) -> Array:
         """Mean 0, variance 1, |x| < 3.5: the centred sum of a word's four 16-bit lanes."""
         words = self.words(shape)
-        lanes = sum(((words >> np.uint64(s)) & np.uint64(0xFFFF)).astype(np.float64) for s in (0, 16, 32, 48))
-        return (np.asarray(lanes) - 131070.0) * (3.0**0.5 / 65536.0)
+        total: Array = np.full(shape, -131070.0)
+        for shift in (0, 16, 32, 48):
+            total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.float64)
+        total *= 3.0**0.5 / 65536.0
+        return total
 
     def binades(self, low: int, high: int, shape: tuple[int, ...]) -> Array:
         """Random sign and mantissa, exponent uniform in [low, high]."""
         mantissa = self.uniform(1.0, 2.0, shape)
         sign = 1.0 - 2.0 * self.below(2, shape)
-        return np.ldexp(sign * mantissa, low + self.below(high - low + 1, shape))
+        scaled: Array = np.ldexp(sign * mantissa, low + self.below(high - low + 1, shape))
+        return scaled
 
 
 Shape = tuple[int, int]
@@ -78,7 +86,8 @@ def _one_hot(s: Stream, shape: Shape) -> Array:
 
 def _alternating(s: Stream, shape: Shape) -> Array:
     """One vector with the sign alternating by token: corrections that do not settle."""
-    return s.normal((1, shape[1])) * (1.0 - 2.0 * (np.arange(shape[0])[:, None] % 2))
+    signs: Array = 1.0 - 2.0 * (np.arange(shape[0])[:, None] % 2)
+    return s.normal((1, shape[1])) * signs
 
 
 def _ties(s: Stream, shape: Shape) -> Array:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from impl.contract import UnavailableError
 from impl.devices.base import Segment
 
 _PROT_NONE, _PROT_RW = 0, 3
@@ -75,7 +76,11 @@ class CpuDevice:
     def __init__(self) -> None:
         from impl.devices.interpreter import activate
 
-        self.repairs = activate()
+        broken = [repair.name for repair in activate() if repair.needed and not repair.applied]
+        if broken:
+            raise UnavailableError(
+                f"device cpu: this Triton's interpreter has faults we cannot repair: {', '.join(broken)}"
+            )
         self._spare: dict[int, list[_Mapping]] = defaultdict(list)
 
     def memory(self, segments: Sequence[Segment]) -> CpuMemory:

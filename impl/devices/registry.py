@@ -1,6 +1,7 @@
 """Devices by name, as ``--device`` takes them."""
 
 import importlib.util
+import os
 
 from impl.contract import UnavailableError
 from impl.devices.base import Device
@@ -29,6 +30,8 @@ def open_device(name: str) -> Device:
         from impl.devices.cpu import CpuDevice
 
         return CpuDevice()
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise UnavailableError("device cuda needs compiled kernels; unset TRITON_INTERPRET")
     from impl.devices.cuda import CudaDevice
 
     return CudaDevice()

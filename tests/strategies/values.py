@@ -6,22 +6,39 @@ from hypothesis import strategies as st
 
 from oracle.values import REGIMES
 
+THEMES: tuple[dict[str, str], ...] = (
+    {},
+    {"raw_g": "thresholds", "A_log": "spread"},  # softplus near its threshold, decay still visible
+    {"raw_g": "fast", "A_log": "spread"},
+    {"q": "tiny", "k": "tiny"},  # eps decides
+    {"k": "aligned", "raw_beta": "near_one", "raw_g": "slow", "v": "alternating"},  # corrections grow
+    {"k": "one_hot", "q": "one_hot", "state": "one_hot"},  # an axis swapped or shifted
+    {"k": "one_hot", "v": "ties", "state": "ties", "raw_beta": "half"},  # sums on rounding ties
+    {"raw_g": "mixed", "k": "aligned"},
+    {"raw_g": "thresholds", "raw_beta": "thresholds", "dt_bias": "zero"},
+)
+"""Regimes that show a fault only together; independent draws would hardly ever meet them."""
+_GATED = THEMES[1:3]
+
 
 @st.composite
-def regimes(draw: st.DrawFn, names: Iterable[str]) -> dict[str, str]:
+def regimes(draw: st.DrawFn, names: Iterable[str], *, bounded: bool = True) -> dict[str, str]:
     """A regime for some of the tensors, the plain one for the rest.
 
     Reaches every regime of ``oracle.values.REGIMES``: saturated gates, thresholds of the
-    softplus, keys that are nearly equal, tiny, one-hot or huge, ties, NaN and infinities.
-    Half of the cases have at most one unusual tensor. Shrinks towards plain values.
+    softplus, keys that are nearly equal, tiny, one-hot or huge, ties, NaN and infinities. A
+    third of the cases start from a theme, most have one to three unusual tensors besides.
+    An unbounded gate (``bounded=False``) gets the themes about gates more often. Shrinks
+    towards plain values.
     """
     candidates = [name for name in names if name in REGIMES]
-    most = draw(st.sampled_from((0, 1, 1, 3, len(candidates))))
-    chosen = draw(st.lists(st.sampled_from(candidates), unique=True, max_size=most)) if most else []
-    result = {}
-    for name in chosen:
+    themes = THEMES[:1] * len(THEMES) + (THEMES if bounded else THEMES + _GATED * 4)
+    result = {name: regime for name, regime in draw(st.sampled_from(themes)).items() if name in candidates}
+    size = draw(st.sampled_from((0, 1, 1, 2, 3)))
+    for name in draw(st.lists(st.sampled_from(candidates), unique=True, min_size=size, max_size=size)):
         table = list(REGIMES[name])
         regime = draw(st.sampled_from(table))
+        result.pop(name, None)
         if regime != table[0]:
             result[name] = regime
     return result

@@ -29,9 +29,11 @@ HEAD_DIMS = (
     (33, 65),
     (1, 2),
     (5, 3),
+    (16, 24),
+    (7, 9),
 )
 """(key_dim, value_dim): powers of two and masked tails, K != V, one and several value blocks."""
-BOUNDS = (-5.0, None, -1.0, -0.0625, 0.0, -11.0, -22.0, -88.0)
+BOUNDS = (-5.0, None, -1.0, None, -0.0625, 0.0, None, -11.0, -22.0, -88.0)
 ACTIVATIONS = ("float32", "bfloat16", "float16")
 STRIDED = (
     "q",

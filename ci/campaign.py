@@ -1,0 +1,237 @@
+"""``kdafuzz fuzz``: plan from options, live progress, the table, and the exit code."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ci.failures import replay_line
+from ci.fuzz import Options, Row, Run
+from ci.query import probe
+from impl.contract import OPERATIONS, Domain, UnavailableError
+from impl.devices.registry import default
+from impl.registry import split
+from oracle.buckets import BUCKETS
+
+
+def command(
+    *,
+    implementations: str,
+    operations: str,
+    examples: int,
+    minutes: float | None,
+    seed: int | None,
+    device: str | None,
+    jobs: int | None,
+    save: Path,
+    palette: int | None,
+    timeout: float,
+    keep_going: bool,
+    json_path: Path | None,
+) -> int:
+    """Run what the options ask for; returns the exit code."""
+    from ci.cli import new_seed
+
+    device = device or default()
+    options = Options(
+        implementations=split(implementations),
+        operations=_operations(operations),
+        device=device,
+        examples=examples,
+        minutes=minutes,
+        seed=new_seed() if seed is None else seed,
+        jobs=jobs or _jobs(device),
+        save=save,
+        palette=default_palette(device, examples) if palette is None else palette,
+        timeout=timeout,
+        keep_going=keep_going,
+    )
+    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    out.print(
+        f"kdafuzz fuzz: {', '.join(options.implementations)} on {device}, "
+        f"{f'{minutes:g} minutes' if minutes else f'{examples} examples each'}, {options.jobs} processes, "
+        f"seed {options.seed}" + (f", palette of {options.palette} variants" if options.palette else "")
+    )
+    run = _prepare(options)
+    interrupted = False
+    try:
+        with _Display(out) as display:
+            run.execute(display.update)
+    except KeyboardInterrupt:
+        interrupted = True
+    _print(out, run)
+    if json_path is not None:
+        _write_json(json_path, run)
+    if interrupted:
+        out.print("interrupted; the table shows what was done")
+        return 130
+    return _exit_code(out, run)
+
+
+def _operations(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [name for name in names if name not in OPERATIONS]
+    if unknown or not names:
+        raise UnavailableError(f"unknown operation {text!r}; --op takes a list of {', '.join(OPERATIONS)}")
+    return names
+
+
+def _jobs(device: str) -> int:
+    cores = len(os.sched_getaffinity(0))
+    return cores if device == "cpu" else min(cores, 16)
+
+
+def default_palette(device: str, examples: int) -> int:
+    """Distinct kernel variants a run of ``examples`` may ask for; 0 where nothing is compiled."""
+    return 0 if device == "cpu" else max(16, min(256, examples // 50))
+
+
+def _prepare(options: Options) -> Run:
+    """Ask every implementation what it offers; a lacking operation becomes a line of the table."""
+    versions: dict[str, str] = {}
+    domains: dict[tuple[str, str], Domain] = {}
+    absent: dict[tuple[str, str], str] = {}
+    for name in options.implementations:
+        offer = probe(name, options.device)
+        versions[name] = offer.version
+        for operation in options.operations:
+            if operation in offer.operations:
+                domains[name, operation] = offer.domain
+            else:
+                absent[name, operation] = offer.absent.get(operation, f"{name} does not offer {operation}")
+    run = Run(options, versions, domains)
+    for key, why in absent.items():
+        run.rows[key].absent = why
+    return run
+
+
+class _Display:
+    """A progress bar on a terminal; elsewhere a plain line every ten seconds."""
+
+    def __init__(self, out: Console) -> None:
+        self._out, self._printed, self._started = out, time.monotonic(), time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=out,
+            transient=True,
+            disable=not out.is_terminal,
+        )
+        self._tasks: dict[tuple[str, str], Any] = {}
+
+    def __enter__(self) -> "_Display":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, run: Run) -> None:
+        """Show how far the run is."""
+        for key, row in run.rows.items():
+            if key not in self._tasks:
+                total = None if run.options.minutes is not None else run.options.examples
+                self._tasks[key] = self._bar.add_task(
+                    f"{row.implementation} {row.operation}", total=total, note=""
+                )
+            note = f"{row.rate:.1f}/s  ratio {row.tally.ratio:.3f}"
+            if row.failures:
+                note += f"  [red]{len(row.failures)} failing[/red]"
+            elif row.tally.executions > row.tally.examples:
+                note += f"  [yellow]shrinking, {row.tally.executions - row.tally.examples} runs[/yellow]"
+            self._bar.update(self._tasks[key], completed=row.tally.examples, note=note)
+        now = time.monotonic()
+        if not self._out.is_terminal and now - self._printed > 10:
+            self._printed = now
+            shown = [row for row in run.rows.values() if not row.absent]
+            parts = [f"{row.implementation} {row.operation} {row.tally.examples}" for row in shown]
+            self._out.print(f"{now - self._started:5.0f} s: {', '.join(parts)} examples")
+
+
+def _print(out: Console, run: Run) -> None:
+    table = Table(title=None)
+    for name in ("implementation", "operation"):
+        table.add_column(name, no_wrap=True)
+    for name in ("examples", "examples/s", "largest ratio", "reached buckets", "failures"):
+        table.add_column(name, justify="right")
+    for row in run.rows.values():
+        table.add_row(*_cells(row))
+    out.print(table)
+    for row in run.rows.values():
+        if row.absent:
+            out.print(f"{row.implementation} {row.operation}: {row.absent}")
+        for failure, path in row.failures:
+            kind = "not reproducible" if failure.flaky else "minimal case"
+            out.print(f"\n[bold]{row.implementation} {row.operation}[/bold]: {kind} {path}", soft_wrap=True)
+            for problem in failure.verdict.problems[:3]:
+                out.print(f"  {problem.describe()}", soft_wrap=True, markup=False)
+            out.print(
+                f"  {replay_line(path, row.implementation, run.options.device)}", soft_wrap=True, markup=False
+            )
+    digests = " ".join(
+        f"{r.implementation}/{r.operation}={r.tally.digest}" for r in run.rows.values() if r.tally.digest
+    )
+    if digests:
+        out.print(f"seed {run.options.seed}; digest of the cases: {digests}", soft_wrap=True, markup=False)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = (
+        f"{row.implementation} ({row.version})"
+        if row.version and row.version not in row.implementation
+        else row.implementation
+    )
+    if not row.tally.examples:
+        return name, row.operation, "-", "-", "-", "-", "absent" if row.absent else "-"
+    known = BUCKETS[row.operation]
+    reached = sum(1 for bucket in known if bucket in row.tally.reached)
+    return (
+        name,
+        row.operation,
+        str(row.tally.examples),
+        f"{row.rate:.1f}",
+        f"{row.tally.ratio:.3f}",
+        f"{reached}/{len(known)}",
+        f"[red]{len(row.failures)}[/red]" if row.failures else "0",
+    )
+
+
+def _exit_code(out: Console, run: Run) -> int:
+    if any(row.failures for row in run.rows.values()):
+        return 1
+    if not any(row.tally.examples for row in run.rows.values()):
+        out.print("nothing was run: no implementation offers what was asked for")
+        return 2
+    return 0
+
+
+def _write_json(path: Path, run: Run) -> None:
+    """Everything the table shows and every example's largest ratio."""
+    rows = [
+        {
+            "implementation": row.implementation,
+            "version": row.version,
+            "operation": row.operation,
+            "absent": row.absent,
+            "rate": row.rate,
+            "tally": row.tally,
+            "missing": [b for b in BUCKETS[row.operation] if b not in row.tally.reached],
+            "failures": [
+                {"path": str(p), "verdict": [x.describe() for x in f.verdict.problems], "flaky": f.flaky}
+                for f, p in row.failures
+            ],
+        }
+        for row in run.rows.values()
+    ]
+    path.write_bytes(
+        msgspec.json.encode({"seed": run.options.seed, "device": run.options.device, "rows": rows})
+    )

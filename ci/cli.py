@@ -1,0 +1,161 @@
+"""The ``kdafuzz`` command: options are declared here, the work is done in the modules beside.
+
+Exit codes everywhere: 0 clean, 1 failures found, 2 could not run, 130 interrupted.
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ci.executor import SuiteError
+from impl.contract import OPERATIONS, UnavailableError
+from impl.devices.registry import NAMES
+from oracle.codec import CaseError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Refusal(click.ClickException):
+    """A condition that stops a command: one line, exit 2."""
+
+    exit_code = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="kdafuzz")
+def cli() -> None:
+    """Fuzz, replay and examine GPU kernels of Kimi Delta Attention against an fp64 oracle."""
+
+
+def implementation_option(default: str) -> Callable[[F], F]:
+    """The option --impl."""
+    text = "Comma-separated: triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV, module:factory."
+    return click.option("--impl", "implementations", default=default, show_default=default or None, help=text)
+
+
+device_option = click.option(
+    "--device", type=click.Choice(NAMES), help="cpu is Triton's interpreter.  [default: the best at hand]"
+)
+
+
+@cli.command()
+@implementation_option("triton,vllm")
+def doctor(implementations: str) -> None:
+    """Machine, versions, devices, and each implementation: available, or why not."""
+    from ci.doctor import show
+
+    show(implementations)
+
+
+@cli.command()
+@implementation_option("triton")
+@click.option(
+    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
+)
+@click.option("--examples", type=click.IntRange(1, 10_000_000), default=150, show_default=True)
+@click.option("--minutes", type=click.FloatRange(0, 100_000, min_open=True), help="Run for a time instead.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: a new one, printed]")
+@device_option
+@click.option(
+    "--jobs", type=click.IntRange(1, 512), help="Worker processes.  [default: one a core, 16 on a GPU]"
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".kdafuzz/failures"),
+    show_default=True,
+    help="Where failing cases go.",
+)
+@click.option(
+    "--palette",
+    type=click.IntRange(0, 100_000),
+    help="Distinct kernel variants; 0 is no limit.  [default: 0 on cpu; examples / 50, 16 to 256, on cuda]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 86400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for one case before it counts as hung.",
+)
+@click.option("--keep-going", is_flag=True, help="Go on with an implementation after its first failure.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the results, every example's ratio included.",
+)
+def fuzz(**given: Any) -> None:
+    """Draw cases, run them, judge every byte; shrink and save what fails."""
+    from ci.campaign import command
+
+    sys.exit(command(**given))
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH|ID...")
+@implementation_option("")
+@device_option
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 86400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for one case.",
+)
+def replay(paths: tuple[str, ...], implementations: str, device: str | None, timeout: float) -> None:
+    """Judge saved cases again; by default on the implementation that failed when each was saved."""
+    from ci.replay import command
+
+    sys.exit(command(paths, implementations, device, timeout))
+
+
+@cli.group()
+def corpus() -> None:
+    """The folder of saved cases."""
+
+
+@corpus.command("check")
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+def corpus_check(folder: Path | None) -> None:
+    """Read every case of FOLDER (default: the suite's corpora) and known.toml; judge none."""
+    from ci.corpus import command
+
+    sys.exit(command(folder))
+
+
+def new_seed() -> int:
+    """A seed for a run that was given none."""
+    return secrets.randbelow(2**31)
+
+
+def main() -> None:
+    """Entry point: every expected failure is one line and exit 2."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except KeyboardInterrupt:
+        code = 130
+    except click.ClickException as error:
+        print(f"kdafuzz: {' '.join(error.format_message().split())}", file=sys.stderr)
+        code = 2
+    except (CaseError, UnavailableError) as error:
+        print(f"kdafuzz: {error}", file=sys.stderr)
+        code = 2
+    except SuiteError as error:
+        print(f"kdafuzz: the suite itself failed; please report this:\n{error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 2
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

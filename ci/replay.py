@@ -1,0 +1,79 @@
+"""``kdafuzz replay``: judge saved cases again, one badge line each."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from ci.executor import Executor
+from ci.failures import case_id, locate, replay_line
+from impl.contract import UnavailableError
+from impl.devices.registry import default
+from impl.registry import split
+from oracle.codec import CaseError, CaseFile, read
+from oracle.judge import Verdict
+from oracle.values import checksum
+
+
+def load(path: Path) -> CaseFile:
+    """Read a case file and make sure that this build makes the values it was saved with."""
+    entry = read(path)
+    try:
+        built = checksum(entry.case)
+    except ValueError as error:
+        raise CaseError(f"{path}: {error}") from None
+    if entry.checksum and built != entry.checksum:
+        raise CaseError(
+            f"{path}: this build makes other values (checksum {built}, saved {entry.checksum}); use the "
+            "kdafuzz that saved it"
+        )
+    return entry
+
+
+def command(paths: tuple[str, ...], implementations: str, device: str | None, timeout: float) -> int:
+    """Replay every path on every implementation; returns the exit code."""
+    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    files = [file for text in paths for file in locate(text)]
+    entries = [(file, load(file)) for file in files]
+    asked = split(implementations) if implementations else ()
+    failed = ran = 0
+    executors: dict[tuple[str, str], Executor] = {}
+    try:
+        for file, entry in entries:
+            names = asked or (entry.found.get("implementation", "triton"),)
+            on = device or entry.found.get("device") or default()
+            for name in names:
+                executor = executors.setdefault((name, on), Executor(name, on, timeout=timeout))
+                try:
+                    verdict = executor.check(entry.case)
+                except UnavailableError as error:
+                    out.print(f"[yellow]SKIP[/yellow] {case_id(entry.case)} {entry.case.op} {name}: {error}")
+                    continue
+                ran += 1
+                failed += not verdict.ok
+                _badge(out, file, entry, name, on, verdict)
+    finally:
+        for executor in executors.values():
+            executor.close()
+    if not ran:
+        out.print("nothing was run")
+        return 2
+    return 1 if failed else 0
+
+
+def _badge(out: Console, file: Path, entry: CaseFile, name: str, device: str, verdict: Verdict) -> None:
+    badge = "[green]PASS[/green]" if verdict.ok else "[red]FAIL[/red]"
+    path = f" path {verdict.path}" if verdict.path else ""
+    out.print(
+        f"{badge} {case_id(entry.case)} {entry.case.op} {name} on {device}:{path} ratio {verdict.ratio:.3f}"
+    )
+    if verdict.ok:
+        return
+    call = entry.case.call
+    out.print(
+        f"     {call.rows} rows, {call.heads} heads, K {call.key_dim}, V {call.value_dim}, "
+        f"window {call.window}, {call.tokens} tokens; first stage to diverge: {verdict.stage}"
+    )
+    for problem in verdict.problems:
+        out.print(f"     {problem.describe()}", soft_wrap=True, markup=False)
+    out.print(f"     {replay_line(file, name, device)}", soft_wrap=True, markup=False)

@@ -1,0 +1,129 @@
+"""Options, profiles and the header of the suite's pytest runs."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck
+
+from ci.campaign import default_palette
+from ci.executor import Executor
+from ci.failures import CORPORA, replay_line, save
+from ci.query import Offer, ask
+from impl.devices.registry import NAMES, default
+from impl.registry import split
+from oracle.buckets import buckets
+from oracle.case import Case
+
+PROFILES = {
+    "dev": hypothesis.settings(max_examples=25),
+    "ci": hypothesis.settings(max_examples=100, derandomize=True, database=None),
+    "nightly": hypothesis.settings(max_examples=10_000),
+    "repro": hypothesis.settings(max_examples=1, phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse]),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kdafuzz")
+    group.addoption(
+        "--impl", default="triton", help="implementations to test, comma-separated [default: triton]"
+    )
+    group.addoption("--device", choices=NAMES, help="where kernels run [default: the best at hand]")
+    group.addoption("--corpus", type=Path, default=CORPORA, help="folder of saved cases to replay")
+    group.addoption("--replay", action="append", default=[], help="replay only this case file or id")
+    group.addoption(
+        "--save-failures", type=Path, default=Path(".kdafuzz/failures"), help="where minimal failing cases go"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The parent profile is Hypothesis's default: its own CI profile would switch off the database.
+    parent = hypothesis.settings.get_profile("default")
+    for name, profile in PROFILES.items():
+        hypothesis.settings.register_profile(
+            name,
+            hypothesis.settings(
+                parent,
+                max_examples=profile.max_examples,
+                derandomize=profile.derandomize,
+                database=profile.database,
+                phases=profile.phases,
+                deadline=None,
+                print_blob=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    if not config.getoption("--hypothesis-profile"):
+        hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    chosen = config.getoption("--hypothesis-profile") or ("ci" if os.environ.get("CI") else "dev")
+    device = config.getoption("--device") or default()
+    seed = config.getoption("--hypothesis-seed") or "its own"
+    lines = [f"kdafuzz: device {device}, profile {chosen}, seed {seed}"]
+    for name in split(config.getoption("--impl")):
+        offer = offer_of(name, device)
+        lines.append(f"kdafuzz: {name}: {offer.error or offer.version}")
+    return lines
+
+
+_OFFERS: dict[tuple[str, str], Offer] = {}
+
+
+def offer_of(name: str, device: str) -> Offer:
+    """What an implementation offers, asked once a process."""
+    if (name, device) not in _OFFERS:
+        _OFFERS[name, device] = ask(name, device)
+    return _OFFERS[name, device]
+
+
+class Subject:
+    """One implementation on one device, and what a property test needs of it."""
+
+    def __init__(self, name: str, device: str, save_to: Path) -> None:
+        self.name, self.device = name, device
+        self.offer = offer_of(name, device)
+        self._save_to = save_to
+        self._executor = Executor(name, device)
+        self.palette = default_palette(device, 25)
+
+    def require(self, case: Case) -> None:
+        """Judge a case; a failing one is saved and described with its replay line."""
+        verdict = self._executor.check(case)
+        if hypothesis.currently_in_test_context():
+            hypothesis.target(min(verdict.ratio, 1e9), label="ratio")
+            for name in buckets(case):
+                hypothesis.event(name)
+        if not verdict.ok:
+            found = {"implementation": self.name, "device": self.device}
+            path = save(self._save_to, case, verdict, found)
+            lines = [problem.describe() for problem in verdict.problems[:5]]
+            lines += [f"path {verdict.path}", replay_line(path, self.name, self.device)]
+            pytest.fail("\n".join(lines), pytrace=False)
+
+    def close(self) -> None:
+        """Stop the child process."""
+        self._executor.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "subject" in metafunc.fixturenames:
+        names = split(metafunc.config.getoption("--impl"))
+        metafunc.parametrize("subject", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> str:
+    return str(pytestconfig.getoption("--device") or default())
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest, device: str) -> Iterator[Subject]:
+    made = Subject(request.param, device, request.config.getoption("--save-failures"))
+    if made.offer.error:
+        pytest.fail(f"--impl {request.param}: {made.offer.error}", pytrace=False)
+    yield made
+    made.close()

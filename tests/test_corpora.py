@@ -1,0 +1,33 @@
+"""Saved cases, replayed on every implementation that takes them."""
+
+from pathlib import Path
+
+import pytest
+
+from ci.corpus import rules_broken
+from ci.failures import locate
+from ci.replay import load
+from impl.contract import UnavailableError
+from tests.conftest import Subject
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case_file" not in metafunc.fixturenames:
+        return
+    corpus: Path = metafunc.config.getoption("--corpus")
+    chosen = metafunc.config.getoption("--replay")
+    files = [f for text in chosen for f in locate(text)] if chosen else sorted(corpus.rglob("*.json"))
+    metafunc.parametrize("case_file", files, ids=[f.stem for f in files])
+
+
+def test_replay(subject: Subject, case_file: Path) -> None:
+    try:
+        subject.require(load(case_file).case)
+    except UnavailableError as error:
+        pytest.skip(f"needs an implementation that takes the case; found {error}")
+
+
+def test_rules(case_file: Path, pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--replay"):
+        pytest.skip("needs a corpus; found single cases given by --replay")
+    assert rules_broken(case_file, pytestconfig.getoption("--corpus")) == []
