@@ -52,7 +52,7 @@ def command(
         timeout=timeout,
         keep_going=keep_going,
     )
-    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    out = console()
     out.print(
         f"kdafuzz fuzz: {', '.join(options.implementations)} on {device}, "
         f"{f'{minutes:g} minutes' if minutes else f'{examples} examples each'}, {options.jobs} processes, "
@@ -72,6 +72,12 @@ def command(
         out.print("interrupted; the table shows what was done")
         return 130
     return _exit_code(out, run)
+
+
+def console() -> Console:
+    """Standard output: a terminal as wide as it is, anything else wide enough for our tables."""
+    terminal = sys.stdout.isatty()
+    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else 140)
 
 
 def _operations(text: str) -> tuple[str, ...]:
@@ -177,11 +183,34 @@ def _print(out: Console, run: Run) -> None:
             out.print(
                 f"  {replay_line(path, row.implementation, run.options.device)}", soft_wrap=True, markup=False
             )
-    digests = " ".join(
-        f"{r.implementation}/{r.operation}={r.tally.digest}" for r in run.rows.values() if r.tally.digest
+    for row in run.rows.values():
+        if row.tally.ratios:
+            out.print(_distribution(row), soft_wrap=True, markup=False)
+    out.print(f"seed {run.options.seed}; cases: {_digests(run)}", soft_wrap=True, markup=False)
+
+
+EDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+def _distribution(row: Row) -> str:
+    """How close the examples came to their bounds: a histogram of each one's largest ratio."""
+    ratios, parts, below = row.tally.ratios, [], 0
+    for edge in EDGES:
+        count = sum(1 for ratio in ratios if ratio <= edge)
+        parts.append(f"<= {edge:g}: {100 * (count - below) / len(ratios):.1f} %")
+        below = count
+    tensors = ", ".join(f"{name} {ratio:.3f}" for name, ratio in sorted(row.tally.by_tensor.items()))
+    name = f"{row.implementation} {row.operation}"
+    return f"{name}: largest ratio by tensor: {tensors}; by example {', '.join(parts)}"
+
+
+def _digests(run: Run) -> str:
+    """A digest of each row's cases: the same seed draws the same ones on any machine."""
+    return " ".join(
+        f"{row.implementation}/{row.operation}={row.tally.digest}"
+        for row in run.rows.values()
+        if row.tally.digest
     )
-    if digests:
-        out.print(f"seed {run.options.seed}; digest of the cases: {digests}", soft_wrap=True, markup=False)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import traceback
 from typing import IO
 
 import msgspec
+import torch
 
 from ci.check import check
 from impl.contract import UnavailableError
@@ -48,6 +49,8 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = sys.stdin.buffer
+    # One core a process: the tensors are small, and as many processes as cores run side by side.
+    torch.set_num_threads(1)
     devices: dict[str, Device] = {}
     while header := requests.read(4):
         request = msgspec.msgpack.decode(requests.read(struct.unpack("<I", header)[0]), type=Request)

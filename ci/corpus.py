@@ -3,8 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from rich.console import Console
-
+from ci.campaign import console
 from ci.failures import CORPORA, case_id
 from ci.replay import load
 from oracle.codec import CaseError
@@ -15,7 +14,7 @@ KNOWN_FIELDS = {"implementation", "versions", "operation", "case", "stage", "cau
 
 def command(folder: Path | None) -> int:
     """Check a corpus; 0 clean, 1 for cases against the rules, 2 for what cannot be read."""
-    out, root = Console(highlight=False, soft_wrap=True), folder or CORPORA
+    out, root = console(), folder or CORPORA
     if not root.is_dir():
         raise CaseError(f"{root}: no such folder")
     unusable: list[str] = []

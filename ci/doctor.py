@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
+from ci.campaign import console
 from ci.query import ask
 from impl.contract import OPERATIONS, UnavailableError
 from impl.devices.registry import NAMES, default, open_device
@@ -28,7 +29,7 @@ PACKAGES = (
 
 def show(implementations: str) -> None:
     """Print everything; what cannot be found out says so in its place."""
-    out = Console(highlight=False, soft_wrap=True)
+    out = console()
     names = split(implementations)
     _table(out, "machine", _machine())
     _table(out, "versions", [(name, _guarded(lambda name=name: _version(name))) for name in PACKAGES])  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """Judges cases in a child process, so that a crash or a hang is a verdict like any other."""
 
+import os
 import select
 import signal
 import struct
@@ -87,6 +88,7 @@ class Executor:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         return self._child
 

@@ -26,7 +26,7 @@ from oracle.case import Case
 from tests.strategies.cases import CASES
 from tests.strategies.variants import palette
 
-SHARD = 250
+SHARD = 100
 """Examples of one search: enough for Hypothesis to leave its small beginnings, few enough to share out."""
 
 

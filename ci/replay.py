@@ -1,10 +1,10 @@
 """``kdafuzz replay``: judge saved cases again, one badge line each."""
 
-import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from ci.campaign import console
 from ci.executor import Executor
 from ci.failures import case_id, locate, replay_line
 from impl.contract import UnavailableError
@@ -32,7 +32,7 @@ def load(path: Path) -> CaseFile:
 
 def command(paths: tuple[str, ...], implementations: str, device: str | None, timeout: float) -> int:
     """Replay every path on every implementation; returns the exit code."""
-    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    out = console()
     files = [file for text in paths for file in locate(text)]
     entries = [(file, load(file)) for file in files]
     asked = split(implementations) if implementations else ()

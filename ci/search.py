@@ -37,13 +37,19 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What a search did so far; tallies of several searches add up."""
+    """What a search did so far; tallies of several searches add up.
+
+    ``examples`` counts cases up to the first failure, ``executions`` also those of shrinking.
+    ``ratios`` has the largest ratio of every example, ``by_tensor`` the largest of every tensor
+    over the examples that passed, ``reached`` how many examples fell into each bucket.
+    """
 
     examples: int = 0
     executions: int = 0
     seconds: float = 0.0
     ratio: float = 0.0
     ratios: list[float] = field(default_factory=list)
+    by_tensor: dict[str, float] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
     digest: str = ""
 
@@ -54,6 +60,8 @@ class Tally:
         self.seconds += other.seconds
         self.ratio = max(self.ratio, other.ratio)
         self.ratios += other.ratios
+        for name, ratio in other.by_tensor.items():
+            self.by_tensor[name] = max(ratio, self.by_tensor.get(name, 0.0))
         for name, count in other.reached.items():
             self.reached[name] = self.reached.get(name, 0) + count
         mixed = int(self.digest or "0", 16) ^ int(other.digest or "0", 16)
@@ -151,6 +159,8 @@ class _Recorder:
                 part.reached[name] = part.reached.get(name, 0) + 1
             if verdict.ok:
                 part.ratio = max(part.ratio, verdict.ratio)
+                for name, ratio in verdict.ratios.items():
+                    part.by_tensor[name] = max(ratio, part.by_tensor.get(name, 0.0))
                 hypothesis.target(min(verdict.ratio, 1e9), label="ratio")
         if now - self._reported > 0.5 or not verdict.ok:
             self._report(now)

@@ -137,7 +137,8 @@ class Arena:
         """Put live indices between a strided index vector's elements: a wrong stride reads a wrong row."""
         if place.extent > 1 and tensor.numel():
             hull = self._flat(self.before, place)
-            hull.copy_(tensor[(torch.arange(place.extent) * 7 + 3) % tensor.numel()])
+            # Place j holds element j + 1, so that reading as if dense gets no element right.
+            hull.copy_(tensor[(torch.arange(place.extent) + 1) % tensor.numel()])
 
     def _flat(self, image: np.ndarray, place: Place) -> torch.Tensor:
         """All elements from the tensor's first to its last, as a 1-D tensor over the image."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import HealthCheck
 
 from ci.campaign import default_palette
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # one core a process; workers share the machine
     # The parent profile is Hypothesis's default: its own CI profile would switch off the database.
     parent = hypothesis.settings.get_profile("default")
     for name, profile in PROFILES.items():

@@ -33,6 +33,7 @@ class _Mapping:
         self._munmap, self._whole = libc.munmap, size + 2 * PAGE
         self._base = libc.mmap(None, self._whole, _PROT_NONE, _PRIVATE_ANONYMOUS, -1, 0)
         if self._base in (None, ctypes.c_void_p(-1).value):
+            self._base = None
             raise MemoryError(f"cannot map {self._whole} bytes: errno {ctypes.get_errno()}")
         if libc.mprotect(self._base + PAGE, size, _PROT_RW) != 0:
             raise MemoryError(f"cannot make {size} bytes accessible: errno {ctypes.get_errno()}")
@@ -41,7 +42,7 @@ class _Mapping:
 
     def __del__(self) -> None:
         base = getattr(self, "_base", None)
-        if base and base != ctypes.c_void_p(-1).value:
+        if base:
             self._munmap(base, self._whole)
 
 

@@ -18,7 +18,7 @@ from oracle.case import (
     Repeat,
     Verify,
 )
-from tests.strategies.layouts import arrangements, same_binary
+from tests.strategies.layouts import arrangements, arrangements_of_class, same_binary
 from tests.strategies.rows import rows
 from tests.strategies.values import regimes
 from tests.strategies.variants import Variant, constants, variants
@@ -65,7 +65,10 @@ def verify_cases(
     )
     specs = call.tensors()
     slot_page = ("state", "correction", "key_gate") if variant.records == "slot" else ("state",)
-    layouts, pages = draw(arrangements(specs, pageable=(PROJECTION, slot_page), skewed=variant.skewed))
+    if variant.skewed is None:
+        layouts, pages = draw(arrangements(specs, pageable=(PROJECTION, slot_page)))
+    else:
+        layouts, pages = draw(arrangements_of_class(specs, skewed=variant.skewed))
     case = Case(
         call=call,
         layouts=layouts,

@@ -15,32 +15,27 @@ MOST = 1 << 20
 
 
 @st.composite
-def layouts(draw: st.DrawFn, spec: TensorSpec, *, skewed: bool | None = None, wall: Fence = "none") -> Layout:
+def layouts(draw: st.DrawFn, spec: TensorSpec, *, wall: Fence = "none") -> Layout:
     """A place for one tensor, fenced like its neighbours (``wall``) more often than not.
 
-    ``skewed=True`` gives odd strides and a start off every alignment, ``False`` multiples
-    of 16 elements only, ``None`` either. Gaps are 0 to 48 elements; index vectors take the
-    widths of block tables. Shrinks towards dense and aligned.
+    Gaps are 0 to 48 elements; index vectors take the widths of block tables. Shrinks
+    towards dense and aligned.
     """
-    steps = _steps(skewed)
     ndim = len(spec.shape)
     gaps, order = [0] * ndim, tuple(range(ndim))
     if spec.strided == "any":
         # One or two dimensions get a gap; all of them at once would only make large tensors.
         for dim in draw(st.lists(st.integers(0, ndim - 1), min_size=1, max_size=2, unique=True)):
-            gaps[dim] = draw(steps)
+            gaps[dim] = draw(STEPS)
         if ndim > 1 and draw(st.integers(0, 3)) == 3:
             order = tuple(draw(st.permutations(range(ndim))))
         if extent(spec.shape, strides(spec, Layout(gaps=tuple(gaps), order=order))) > MOST:
             # A gap inside the fastest dimension multiplies a large tensor; a short one does as well.
-            gaps = [0 if skewed is False else min(gap, 1) for gap in gaps]
+            gaps = [min(gap, 1) for gap in gaps]
     elif spec.strided == "leading":
-        gaps[0] = draw(steps)
-    offset = draw(steps)
-    if skewed and spec.strided != "dense":
-        gaps[0] |= 1
-        offset |= 1
-    fence = draw(st.sampled_from(("none", wall, wall, "above"))) if skewed is not False else "none"
+        gaps[0] = draw(STEPS)
+    offset = draw(STEPS)
+    fence: Fence = draw(st.sampled_from(("none", wall, wall, "above")))
     if order == tuple(range(ndim)):
         order = ()
     return Layout(
@@ -51,20 +46,53 @@ def layouts(draw: st.DrawFn, spec: TensorSpec, *, skewed: bool | None = None, wa
     )
 
 
-def _steps(skewed: bool | None) -> st.SearchStrategy[int]:
-    coarse = st.sampled_from((0, GRAIN, 2 * GRAIN, 3 * GRAIN))
-    if skewed is False:
-        return coarse
-    return st.one_of(st.sampled_from((0, 1, 3)), coarse, st.integers(1, 40))
+@st.composite
+def layouts_of_class(draw: st.DrawFn, spec: TensorSpec, *, odd: bool) -> Layout:
+    """A place that a compiler cannot tell from any other of its class (see ``variants``).
+
+    The class is: every stride that dense memory has plus multiples of 16 elements, and an
+    aligned start; or, if ``odd``, a leading stride and a start off every alignment, and for
+    tensors of free strides an innermost stride of 2. Shrinks towards small gaps.
+    """
+    ndim = len(spec.shape)
+    gaps, offset = [0] * ndim, draw(COARSE)
+    movable = {"dense": 0, "leading": 1, "any": ndim - 1}[spec.strided]
+    for dim in range(movable):
+        gaps[dim] = draw(COARSE)
+    if odd and spec.strided != "dense":
+        offset += 1
+        gaps[-1] += ndim > 1 and spec.strided == "any"
+        gaps[0] += 1
+        if strides(spec, Layout(gaps=tuple(gaps)))[0] % GRAIN == 0:
+            gaps[0] += 2
+    return Layout(offset=offset, gaps=tuple(gaps) if any(gaps) else ())
+
+
+COARSE = st.sampled_from((0, GRAIN, 2 * GRAIN, 3 * GRAIN))
+STEPS = st.one_of(st.sampled_from((0, 1, 3)), COARSE, st.integers(1, 40))
+
+
+@st.composite
+def arrangements_of_class(
+    draw: st.DrawFn, specs: dict[str, TensorSpec], *, skewed: Sequence[str]
+) -> tuple[dict[str, Layout], tuple[Page, ...]]:
+    """Layouts within the class in which the tensors of ``skewed`` are odd and no others.
+
+    Pages move every stride and have no such classes: there are none here. Shrinks towards dense.
+    """
+    chosen = {}
+    for name, spec in specs.items():
+        odd = name in skewed
+        if odd or draw(st.integers(0, 2)) == 2:
+            layout = draw(layouts_of_class(spec, odd=odd))
+            if layout != DENSE:
+                chosen[name] = layout
+    return chosen, ()
 
 
 @st.composite
 def arrangements(
-    draw: st.DrawFn,
-    specs: dict[str, TensorSpec],
-    *,
-    pageable: Sequence[Sequence[str]],
-    skewed: Sequence[str] | None,
+    draw: st.DrawFn, specs: dict[str, TensorSpec], *, pageable: Sequence[Sequence[str]]
 ) -> tuple[dict[str, Layout], tuple[Page, ...]]:
     """Layouts for some of the tensors, and shared pages for some groups of ``pageable``.
 
@@ -73,32 +101,25 @@ def arrangements(
     the process. Shrinks towards dense and unfenced.
     """
     chosen: dict[str, Layout] = {}
-    wall: Fence = draw(st.sampled_from(_WALLS)) if skewed is None else "none"
+    wall: Fence = draw(st.sampled_from(_WALLS))
     flavour = draw(st.sampled_from(("dense", "one", "some", "all", "all")))
-    # A dense tensor still has an offset and a fence, which a palette without skew leaves alone.
-    names = [name for name in specs if skewed is None or specs[name].strided != "dense"]
+    names = list(specs)
     if flavour == "one":
         names = [draw(st.sampled_from(names))]
     elif flavour == "some":
         names = draw(st.lists(st.sampled_from(names), unique=True, max_size=4))
     elif flavour == "dense":
         names = []
-    must = [name for name in skewed or () if name in specs]
-    if skewed is None:
-        # Index vectors are columns of tables more often than not.
-        must += [name for name in specs if specs[name].index and draw(st.integers(0, 3)) == 3]
+    # Index vectors are columns of tables more often than not.
+    must = [name for name in specs if specs[name].index and draw(st.integers(0, 3)) == 3]
     for name in dict.fromkeys([*names, *must]):
-        skew = None if skewed is None else name in skewed
-        layout = draw(layouts(specs[name], skewed=skew, wall=wall))
+        layout = draw(layouts(specs[name], wall=wall))
         if layout != DENSE:
             chosen[name] = layout
     pages = []
     for group in pageable:
-        # A page moves its members' alignment at will, so a palette without skew has none.
-        if skewed in (None, ()) and draw(st.integers(0, 3)) == 3:
-            page = draw(
-                _pages([name for name in group if name in specs], coarse=skewed is not None, wall=wall)
-            )
+        if draw(st.integers(0, 3)) == 3:
+            page = draw(_pages([name for name in group if name in specs], wall=wall))
             pages.append(page)
             for name in page.members:
                 _keep_inside(chosen, name)
@@ -120,10 +141,10 @@ def _keep_inside(chosen: dict[str, Layout], name: str) -> None:
 
 
 @st.composite
-def _pages(draw: st.DrawFn, members: list[str], *, coarse: bool, wall: Fence) -> Page:
-    step = st.sampled_from((0, 64, 128, 192)) if coarse else st.one_of(st.just(0), st.integers(0, 80))
+def _pages(draw: st.DrawFn, members: list[str], *, wall: Fence) -> Page:
+    step = st.one_of(st.just(0), st.integers(0, 80))
     gaps = tuple(draw(step) for _ in members)
-    fence = "none" if coarse else draw(st.sampled_from(("none", wall, wall, "above")))
+    fence: Fence = draw(st.sampled_from(("none", wall, wall, "above")))
     return Page(
         members=tuple(draw(st.permutations(members))),
         gaps=gaps if any(gaps) else (),

@@ -22,23 +22,28 @@ def rows(draw: st.DrawFn, *, window: int, max_rows: int = 6) -> Rows:
     """Batches of 0 to ``max_rows`` rows of 0 to ``window`` tokens, slots anywhere in a pool.
 
     Live rows have distinct slots. A row may be null (slot 0 or -1) whatever its length, and
-    an empty row may carry any slot, a live row's too, as CUDA-graph padding does. The last
-    slot of the pool is used often: an index of -1 would wrap to it. Shrinks towards one
-    short row in slot 1.
+    an empty row may carry its neighbour's slot, as CUDA-graph padding does. The last slot of
+    the pool is used often: an index of -1 would wrap to it. Shrinks towards one short row in
+    slot 1, by dropping whole rows.
     """
-    count = (
-        draw(st.integers(0, max_rows)) if draw(st.integers(0, 15)) == 15 else draw(st.integers(1, max_rows))
+    row = st.tuples(
+        st.integers(0, window),
+        st.integers(1, max_rows + 3),
+        st.sampled_from(("own", "own", "own", "own", "null", "pad", "neighbour")),
     )
-    qlens = draw(st.lists(st.integers(0, window), min_size=count, max_size=count))
-    pool = count + 1 + draw(st.integers(0, 3))
-    slots = draw(st.lists(st.integers(1, max(pool - 1, 1)), min_size=count, max_size=count, unique=True))
-    nulls = draw(st.lists(st.sampled_from((0, 0, 0, 0, 1, 2)), min_size=count, max_size=count))
-    for i, null in enumerate(nulls):
-        if null:
-            slots[i] = NULL_SLOT if null == 1 else PAD_SLOT
-        elif qlens[i] == 0 and count > 1 and draw(st.booleans()):
-            slots[i] = slots[draw(st.integers(0, count - 1))]
-    free = count * window - sum(qlens)
-    # Mostly none, so that the last row ends where its tensors do.
-    tail = min(free, draw(st.sampled_from((0, 0, 0, 1, 2, 3))))
-    return Rows(tuple(qlens), tuple(slots), pool, tail)
+    # Lists are short by themselves, and an empty batch is worth little but a look.
+    least = draw(st.sampled_from((1, 2, 3, 4, 2, 3, 4, 5, 1, 2, 3, 0)))
+    batch = draw(st.lists(row, min_size=min(least, max_rows), max_size=max_rows, unique_by=lambda r: r[1]))
+    slots = [_slot(batch, i) for i in range(len(batch))]
+    pool = max((slot for _, slot, _ in batch), default=1) + 1 + draw(st.sampled_from((0, 0, 1, 3)))
+    qlens = tuple(qlen for qlen, _, _ in batch)
+    # Mostly no padding, so that the last row ends where its tensors do.
+    tail = min(len(batch) * window - sum(qlens), draw(st.sampled_from((0, 0, 0, 1, 2, 3))))
+    return Rows(qlens, tuple(slots), pool, tail)
+
+
+def _slot(batch: list[tuple[int, int, str]], i: int) -> int:
+    qlen, slot, kind = batch[i]
+    if kind == "neighbour" and qlen == 0:
+        return batch[(i + 1) % len(batch)][1]
+    return {"null": NULL_SLOT, "pad": PAD_SLOT}.get(kind, slot)

@@ -33,7 +33,8 @@ HEAD_DIMS = (
     (7, 9),
 )
 """(key_dim, value_dim): powers of two and masked tails, K != V, one and several value blocks."""
-BOUNDS = (-5.0, None, -1.0, None, -0.0625, 0.0, None, -11.0, -22.0, -88.0)
+BOUNDS = (-5.0, None, -1.0, 0.0, None, -0.0625, None, -11.0, 0.0, -22.0, -88.0)
+HEADS = (1, 2, 3, 4, 8)
 ACTIVATIONS = ("float32", "bfloat16", "float16")
 STRIDED = (
     "q",
@@ -56,7 +57,9 @@ Choose = Callable[[str, Sequence[Any]], Any]
 class Variant:
     """Compile-time constants of a verify, and which tensors have odd strides or offsets.
 
-    ``skewed`` names those tensors; ``None`` leaves every tensor's divisibility to chance.
+    ``heads`` are the head counts to draw from: one head makes some strides 1, which a
+    compiler treats as a constant. ``skewed`` names the odd tensors; ``None`` leaves every
+    tensor's divisibility to chance.
     """
 
     head_dims: tuple[int, int]
@@ -69,6 +72,7 @@ class Variant:
     slots_dtype: str
     lower_bound: float | None
     records: str
+    heads: tuple[int, ...]
     skewed: tuple[str, ...] | None
 
 
@@ -79,7 +83,9 @@ def make_variant(choose: Choose, domain: Domain, *, free: bool) -> Variant:
     out = choose("out", (activation, "float32", "bfloat16", "float16", "float64")) if own_out else activation
     index = domain.index_dtypes or ("int32", "int64")
     skewed: tuple[str, ...] | None = None
+    heads: tuple[int, ...] = HEADS
     if not free:
+        heads = choose("heads", (HEADS[:1], HEADS[1:], HEADS[1:]))
         kind = choose("skew", ("none", "none", "one", "all"))
         skewed = {"none": (), "one": (choose("skewed", STRIDED),), "all": STRIDED}[kind]
     return Variant(
@@ -93,6 +99,7 @@ def make_variant(choose: Choose, domain: Domain, *, free: bool) -> Variant:
         slots_dtype=choose("slots_dtype", index),
         lower_bound=choose("lower_bound", BOUNDS),
         records=choose("records", domain.records),
+        heads=heads,
         skewed=skewed,
     )
 
@@ -122,5 +129,6 @@ def _free_variants(draw: st.DrawFn, domain: Domain) -> Variant:
 def constants(variant: Variant) -> dict[str, Any]:
     """The variant's share of the fields of ``Verify``."""
     key_dim, value_dim = variant.head_dims
-    fields = {name: getattr(variant, name) for name in Verify.__struct_fields__ if hasattr(variant, name)}
+    shared = [name for name in Verify.__struct_fields__ if hasattr(variant, name) and name != "heads"]
+    fields = {name: getattr(variant, name) for name in shared}
     return {**fields, "key_dim": key_dim, "value_dim": value_dim}
