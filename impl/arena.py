@@ -78,7 +78,7 @@ def _append(segments: list[Segment], size: int, offset: int, fence: str) -> int:
     start = -(-(segments[-1].start + segments[-1].size) // _IMAGE_ALIGN) * _IMAGE_ALIGN if segments else 0
     if fence == "above":
         # The data ends where the segment ends; its alignment follows from its size.
-        total = -(-(below + size) // RED_ZONE) * RED_ZONE
+        total = -(-(below + size) // _IMAGE_ALIGN) * _IMAGE_ALIGN
         segments.append(Segment(start, total))
         return total - size
     # Whole pages, so that offset 0 is aligned on every device.

@@ -22,6 +22,12 @@ class UnavailableError(ValueError):
     """An implementation, operation or device that cannot be had here; one line says why."""
 
 
+def one_line(text: object, limit: int = 400) -> str:
+    """What a kernel or a file says, as one line that a terminal can show: no control characters."""
+    words = " ".join(str(text).split())[:limit]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
+
+
 @dataclass(frozen=True)
 class Records:
     """Record buffers as verify takes them: correction [R, H, Q, V] fp32, key_gate [R, H, Q, 2K]."""

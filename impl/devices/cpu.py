@@ -1,6 +1,6 @@
 """The cpu device: Triton's interpreter over memory fenced by inaccessible pages.
 
-Every segment is a mapping of its own with a ``PROT_NONE`` page below and above, so an
+Every segment is a mapping of its own with ``PROT_NONE`` pages below and above, so an
 access outside it stops the process at once: reads too, which no canary can show. The
 harness runs cases in a child process and reports its death as the case's failure.
 """
@@ -21,8 +21,12 @@ _PRIVATE_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 PAGE = mmap.PAGESIZE
 
 
+GUARD = 1 << 24
+"""Bytes of inaccessible address space at either end; an access further off may hit another mapping."""
+
+
 class _Mapping:
-    """Whole pages of readable and writable memory between two inaccessible pages."""
+    """Whole pages of readable and writable memory between two inaccessible stretches."""
 
     def __init__(self, size: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -30,14 +34,14 @@ class _Mapping:
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        self._munmap, self._whole = libc.munmap, size + 2 * PAGE
+        self._munmap, self._whole = libc.munmap, size + 2 * GUARD
         self._base = libc.mmap(None, self._whole, _PROT_NONE, _PRIVATE_ANONYMOUS, -1, 0)
         if self._base in (None, ctypes.c_void_p(-1).value):
             self._base = None
             raise MemoryError(f"cannot map {self._whole} bytes: errno {ctypes.get_errno()}")
-        if libc.mprotect(self._base + PAGE, size, _PROT_RW) != 0:
+        if libc.mprotect(self._base + GUARD, size, _PROT_RW) != 0:
             raise MemoryError(f"cannot make {size} bytes accessible: errno {ctypes.get_errno()}")
-        self.buffer = (ctypes.c_uint8 * size).from_address(self._base + PAGE)
+        self.buffer = (ctypes.c_uint8 * size).from_address(self._base + GUARD)
         self.bytes = np.ctypeslib.as_array(self.buffer)
 
     def __del__(self) -> None:

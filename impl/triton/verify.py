@@ -1,7 +1,7 @@
 """KDA speculative verify in Triton: run a window per request, write records, keep the checkpoint.
 
-One program serves (value block, row, head). The window is unrolled; a token past the row's
-length is skipped as a whole, so its loads and stores never happen. The state stays in fp32
+One program, a single warp, serves (value block, row, head) and loops over the row's tokens, so
+tokens past its length cost nothing and no binary is made per window. The state stays in fp32
 registers from its single load to the last token and is never stored. Guaranteed: no host
 synchronisation, every address that can pass 2**31 is formed in int64, index vectors may be
 strided. Not guaranteed: anything for rows longer than the window (their tokens past it are
@@ -16,27 +16,18 @@ import triton.language as tl
 
 NULL_BLOCK_ID = 0
 
-# Values that change from call to call must not make new binaries.
+# These make no new binary when their divisibility changes. The strides of wide loads are not
+# here: a compiler that knows them to be 1 or multiples of 16 makes vector loads of them.
 _RUNTIME = (
     "lower_bound",
-    "q_token",
-    "k_token",
-    "v_token",
-    "g_token",
+    "window",
     "beta_token",
-    "out_token",
-    "state_slot",
-    "state_head",
-    "state_v",
-    "state_k",
     "u_row",
     "u_head",
     "u_pos",
-    "u_dim",
     "kg_row",
     "kg_head",
     "kg_pos",
-    "kg_dim",
     "qsl_step",
     "slot_step",
 )
@@ -65,6 +56,7 @@ def _verify_kernel(
     qsl_ptr,
     slot_ptr,
     lower_bound,
+    window,
     q_token,
     k_token,
     v_token,
@@ -89,7 +81,6 @@ def _verify_kernel(
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    WINDOW: tl.constexpr,
     BOUNDED: tl.constexpr,
     RECORD_BY_SLOT: tl.constexpr,
     NULL: tl.constexpr,
@@ -100,6 +91,7 @@ def _verify_kernel(
 
     first = tl.load(qsl_ptr + row * qsl_step).to(tl.int64)
     count = tl.load(qsl_ptr + (row + 1) * qsl_step).to(tl.int64) - first
+    count = tl.minimum(count, window)
     if count <= 0:
         return
     slot = tl.load(slot_ptr + row * slot_step).to(tl.int64)
@@ -112,8 +104,8 @@ def _verify_kernel(
 
     if slot <= NULL:
         zeros = tl.zeros([BV], tl.float32)
-        for t in tl.static_range(WINDOW):
-            tl.store(out_ptr + (first + t) * out_token, zeros, mask=in_v & (t < count))
+        for t in range(count):
+            tl.store(out_ptr + (first + t) * out_token, zeros, mask=in_v)
         return
 
     tile = vs.to(tl.int64)[:, None] * state_v + ks.to(tl.int64)[None, :] * state_k
@@ -134,28 +126,27 @@ def _verify_kernel(
     v_ptr += head * V + vs
     beta_ptr += head
 
-    for t in tl.static_range(WINDOW):
-        if t < count:
-            token = first + t
-            raw_k = tl.load(k_ptr + token * k_token, mask=in_k, other=0.0)
-            raw_g = tl.load(g_ptr + token * g_token, mask=in_k, other=0.0)
-            q = tl.load(q_ptr + token * q_token, mask=in_k, other=0.0).to(tl.float32)
-            v = tl.load(v_ptr + token * v_token, mask=in_v, other=0.0).to(tl.float32)
-            beta = tl.sigmoid(tl.load(beta_ptr + token * beta_token).to(tl.float32))
+    for t in range(count):
+        token = first + t
+        raw_k = tl.load(k_ptr + token * k_token, mask=in_k, other=0.0)
+        raw_g = tl.load(g_ptr + token * g_token, mask=in_k, other=0.0)
+        q = tl.load(q_ptr + token * q_token, mask=in_k, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + token * v_token, mask=in_v, other=0.0).to(tl.float32)
+        beta = tl.sigmoid(tl.load(beta_ptr + token * beta_token).to(tl.float32))
 
-            k = raw_k.to(tl.float32)
-            k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
-            q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * (K**-0.5)
-            state *= tl.exp(_log_decay(raw_g.to(tl.float32) + bias, a, lower_bound, BOUNDED))[None, :]
-            u = beta * (v - tl.sum(state * k[None, :], axis=1))
-            state += u[:, None] * k[None, :]
+        k = raw_k.to(tl.float32)
+        k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
+        q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * (K**-0.5)
+        state *= tl.exp(_log_decay(raw_g.to(tl.float32) + bias, a, lower_bound, BOUNDED))[None, :]
+        u = beta * (v - tl.sum(state * k[None, :], axis=1))
+        state += u[:, None] * k[None, :]
 
-            tl.store(out_ptr + token * out_token, tl.sum(state * q[None, :], axis=1), mask=in_v)
-            tl.store(u_ptr + t * u_pos, u, mask=in_v)
-            if v_block == 0:
-                # Stored as loaded: widening would be exact, but there is nothing to compute.
-                tl.store(kg_ptr + t * kg_pos, raw_k, mask=in_k)
-                tl.store(kg_ptr + t * kg_pos + K * kg_dim, raw_g, mask=in_k)
+        tl.store(out_ptr + token * out_token, tl.sum(state * q[None, :], axis=1), mask=in_v)
+        tl.store(u_ptr + t * u_pos, u, mask=in_v)
+        if v_block == 0:
+            # Stored as loaded: widening would be exact, but there is nothing to compute.
+            tl.store(kg_ptr + t * kg_pos, raw_k, mask=in_k)
+            tl.store(kg_ptr + t * kg_pos + K * kg_dim, raw_g, mask=in_k)
 
 
 @dataclass(frozen=True)
@@ -381,7 +372,9 @@ def _launch(
     q, k, v, raw_g, raw_beta, A_log, dt_bias = inputs
     correction, key_gate = records
     heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
-    block_v = min(triton.next_power_of_2(value_dim), 32)
+    block_k = triton.next_power_of_2(key_dim)
+    # One warp holds the state tile: 64 registers a lane at most, 16 x 128 for the usual head.
+    block_v = max(1, min(triton.next_power_of_2(value_dim), 2048 // block_k, 16))
     _verify_kernel[(triton.cdiv(value_dim, block_v), slots.shape[0], heads)](
         q,
         k,
@@ -397,6 +390,7 @@ def _launch(
         starts,
         slots,
         0.0 if lower_bound is None else lower_bound,
+        window,
         q.stride(1),
         k.stride(1),
         v.stride(1),
@@ -410,11 +404,10 @@ def _launch(
         slots.stride(0),
         K=key_dim,
         V=value_dim,
-        BK=triton.next_power_of_2(key_dim),
+        BK=block_k,
         BV=block_v,
-        WINDOW=window,
         BOUNDED=lower_bound is not None,
         RECORD_BY_SLOT=by_slot,
         NULL=NULL_BLOCK_ID,
-        num_warps=4,
+        num_warps=1,
     )

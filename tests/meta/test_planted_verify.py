@@ -1,0 +1,90 @@
+"""The suite finds every fault planted in verify, within a budget, and shrinks it; a sound kernel passes."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.meta.faults import FAULTS, Fault, plant
+from tests.meta.planted import EXAMPLES, SOURCE, Bench, search, seed_of
+
+SEARCHED = [fault for fault in FAULTS.values() if not fault.beyond]
+SHRUNK = (
+    "empty_row_writes_a_token",
+    "null_outputs_unwritten",
+    "records_always_by_row",
+    "records_by_the_wrong_block",
+    "last_tokens_beta",
+    "one_A_log_for_all_heads",
+    "zero_bound_is_no_bound",
+    "key_by_query_norm",
+    "decay_after_the_update",
+    "scale_missing",
+)
+"""Faults found early that never crash: a crash costs a new process at every step of the shrinker."""
+CLASSES = {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 21, 22, 23, 24, 25, 27}
+"""Classes of 04 that one verify call can show; the others are about commit, conv or a GPU."""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with Bench(tmp_path_factory.mktemp("planted")) as bench:
+        yield bench
+
+
+@pytest.mark.parametrize("fault", SEARCHED, ids=lambda fault: fault.name)
+def test_fault_is_found(fault: Fault, bench: Bench) -> None:
+    bench.select(fault)
+    found = search(bench.check, seed=seed_of(fault.name))
+    assert found.first is not None, f"{fault.name} survived {EXAMPLES} examples"
+
+
+@pytest.mark.parametrize("name", SHRUNK)
+def test_failure_shrinks_to_the_smallest_batch(name: str, bench: Bench) -> None:
+    fault = FAULTS[name]
+    bench.select(fault)
+    found = search(bench.check, seed=seed_of(name), shrink_calls=400, shrink_seconds=30.0)
+    rows, heads, tokens = found.size
+    assert rows <= fault.rows
+    assert heads <= fault.heads
+    assert tokens <= fault.tokens
+
+
+def test_sound_kernel_passes_the_same_search(bench: Bench) -> None:
+    bench.select(None)
+    found = search(bench.check, seed=seed_of("sound"), examples=100)
+    assert found.first is None, f"{found.case}: {found.first}"
+    assert found.calls >= 100
+
+
+@pytest.mark.parametrize(("name", "answer"), [("", "same"), ("state_address_in_32_bits", "differs")])
+def test_address_past_32_bits(name: str, answer: str, bench: Bench) -> None:
+    path = bench.select(FAULTS.get(name))
+    command = [sys.executable, "-m", "tests.meta.giant", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == [answer]
+
+
+def test_table_covers_every_class_that_verify_can_show() -> None:
+    assert {number for fault in FAULTS.values() for number in fault.classes} >= CLASSES
+    assert len(SEARCHED) >= 28
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
+def test_every_edit_matches_once_and_compiles(fault: Fault) -> None:
+    compile(plant(SOURCE.read_text(), fault), fault.name, "exec")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("in_q = ks < Q", "in_q = ks <= Q", 0),
+        ("other=0.0", "other=1.0", 6),
+        ("in_k = ks < K", "in_k = ks < K", 1),
+    ],
+    ids=["nowhere", "several times", "no change"],
+)
+def test_edit_that_does_not_match_once_is_an_error(old: str, new: str, found: int) -> None:
+    with pytest.raises(ValueError, match=f"must match exactly once and change the text; found {found}"):
+        plant(SOURCE.read_text(), Fault("stale", (25,), old, new))
