@@ -8,12 +8,16 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ci.failures import replay_line
-from ci.fuzz import Options, Row, Run
+from ci.executor import SuiteError
+from ci.failures import replay_line, require_writable
+from ci.fuzz import Row, Run
+from ci.processes import PIPE_BROKEN, TerminatedError
 from ci.query import probe
+from ci.worker import Options
 from impl.contract import OPERATIONS, Domain, UnavailableError
 from impl.devices.registry import default
 from impl.registry import split
@@ -52,32 +56,47 @@ def command(
         timeout=timeout,
         keep_going=keep_going,
     )
+    require_writable(save, "--save")
+    if json_path is not None:
+        require_writable(json_path, "--json")
     out = console()
     out.print(
         f"kdafuzz fuzz: {', '.join(options.implementations)} on {device}, "
         f"{f'{minutes:g} minutes' if minutes else f'{examples} examples each'}, {options.jobs} processes, "
-        f"seed {options.seed}" + (f", palette of {options.palette} variants" if options.palette else "")
+        f"seed {options.seed}" + (f", palette of {options.palette} variants" if options.palette else ""),
+        markup=False,
     )
     run = _prepare(options)
-    interrupted = False
+    stopped: KeyboardInterrupt | SuiteError | None = None
     try:
         with _Display(out) as display:
             run.execute(display.update)
-    except KeyboardInterrupt:
-        interrupted = True
+    except (KeyboardInterrupt, SuiteError) as error:
+        stopped = error
     _print(out, run)
     if json_path is not None:
         _write_json(json_path, run)
-    if interrupted:
+    if isinstance(stopped, KeyboardInterrupt):
         out.print("interrupted; the table shows what was done")
-        return 130
-    return _exit_code(out, run)
+        return 143 if isinstance(stopped, TerminatedError) else 130
+    if stopped is not None:
+        raise stopped
+    return _exit_code(run)
 
 
 def console() -> Console:
     """Standard output: a terminal as wide as it is, anything else wide enough for our tables."""
     terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else 140)
+    return _Console(highlight=False, soft_wrap=not terminal, width=None if terminal else 140)
+
+
+class _Console(Console):
+    """By itself it would exit with 1 where the pipe is broken, which means failures here."""
+
+    def on_broken_pipe(self) -> None:
+        """End quietly."""
+        self.quiet = True
+        raise SystemExit(PIPE_BROKEN)
 
 
 def _operations(text: str) -> tuple[str, ...]:
@@ -147,7 +166,7 @@ class _Display:
             if key not in self._tasks:
                 total = None if run.options.minutes is not None else run.options.examples
                 self._tasks[key] = self._bar.add_task(
-                    f"{row.implementation} {row.operation}", total=total, note=""
+                    escape(f"{row.implementation} {row.operation}"), total=total, note=""
                 )
             note = f"{row.rate:.1f}/s  ratio {row.tally.ratio:.3f}"
             if row.failures:
@@ -160,7 +179,7 @@ class _Display:
             self._printed = now
             shown = [row for row in run.rows.values() if not row.absent]
             parts = [f"{row.implementation} {row.operation} {row.tally.examples}" for row in shown]
-            self._out.print(f"{now - self._started:5.0f} s: {', '.join(parts)} examples")
+            self._out.print(f"{now - self._started:5.0f} s: {', '.join(parts)} examples", markup=False)
 
 
 def _print(out: Console, run: Run) -> None:
@@ -173,18 +192,21 @@ def _print(out: Console, run: Run) -> None:
         table.add_row(*_cells(row))
     out.print(table)
     for row in run.rows.values():
-        if row.absent:
-            out.print(f"{row.implementation} {row.operation}: {row.absent}")
+        if row.absent or row.stopped:
+            why = row.absent or f"stopped: {row.stopped}"
+            out.print(f"{row.implementation} {row.operation}: {why}", soft_wrap=True, markup=False)
         for failure, path in row.failures:
-            kind = "not reproducible" if failure.flaky else "minimal case"
-            out.print(f"\n[bold]{row.implementation} {row.operation}[/bold]: {kind} {path}", soft_wrap=True)
+            kind = "minimal case" if failure.shrunk else "failing case, perhaps not minimal:"
+            kind = "not reproducible" if failure.flaky else kind
+            name = escape(f"{row.implementation} {row.operation}")
+            out.print(f"\n[bold]{name}[/bold]: {kind} {escape(str(path))}", soft_wrap=True)
             for problem in failure.verdict.problems[:3]:
                 out.print(f"  {problem.describe()}", soft_wrap=True, markup=False)
             out.print(
                 f"  {replay_line(path, row.implementation, run.options.device)}", soft_wrap=True, markup=False
             )
     for row in run.rows.values():
-        if row.tally.ratios:
+        if row.tally.by_tensor:
             out.print(_distribution(row), soft_wrap=True, markup=False)
     out.print(f"seed {run.options.seed}; cases: {_digests(run)}", soft_wrap=True, markup=False)
 
@@ -220,11 +242,11 @@ def _cells(row: Row) -> tuple[str, ...]:
         else row.implementation
     )
     if not row.tally.examples:
-        return name, row.operation, "-", "-", "-", "-", "absent" if row.absent else "-"
+        return escape(name), row.operation, "-", "-", "-", "-", "absent" if row.absent else "-"
     known = BUCKETS[row.operation]
     reached = sum(1 for bucket in known if bucket in row.tally.reached)
     return (
-        name,
+        escape(name),
         row.operation,
         str(row.tally.examples),
         f"{row.rate:.1f}",
@@ -234,12 +256,17 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _exit_code(out: Console, run: Run) -> int:
-    if any(row.failures for row in run.rows.values()):
+def _exit_code(run: Run) -> int:
+    rows = run.rows.values()
+    if any(row.failures for row in rows):
         return 1
-    if not any(row.tally.examples for row in run.rows.values()):
-        out.print("nothing was run: no implementation offers what was asked for")
-        return 2
+    for row in rows:
+        if row.stopped:
+            raise UnavailableError(f"{row.implementation} {row.operation} stopped: {row.stopped}")
+        if not row.absent and not row.tally.examples:
+            raise UnavailableError(f"{row.implementation} {row.operation} was not run: too little time")
+    if all(row.absent for row in rows):
+        raise UnavailableError("nothing was run: no implementation offers what was asked for")
     return 0
 
 
@@ -261,6 +288,7 @@ def _write_json(path: Path, run: Run) -> None:
         }
         for row in run.rows.values()
     ]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
         msgspec.json.encode({"seed": run.options.seed, "device": run.options.device, "rows": rows})
     )

@@ -2,7 +2,7 @@
 
 import math
 
-from impl.contract import Implementation
+from impl.contract import Implementation, UnavailableError
 from impl.devices.base import Device
 from impl.observe import observe
 from oracle.case import Case
@@ -33,8 +33,12 @@ def _judged(
 ) -> tuple[Expected, Observation, Verdict]:
     values = build(case)
     seen = observe(case, implementation, device, values)
-    expected = expect(case, values, arithmetic(seen.arithmetic, device.name))
-    axes = {name: spec.axes for name, spec in case.call.tensors().items()}
+    try:
+        declared = arithmetic(seen.arithmetic, device.name)
+    except ValueError as error:
+        raise UnavailableError(f"{implementation.name}: {error}") from None
+    expected = expect(case, values, declared)
+    axes = {name: spec.axes for name, spec in case.call.results().items()}
     return expected, seen, judge(expected, seen, axes)
 
 

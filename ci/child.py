@@ -1,75 +1,96 @@
 """The process that runs kernels: reads cases, writes verdicts, and may die of what it runs.
 
-Requests and replies are msgpack, each behind its length in 4 bytes (little-endian). The
-reply channel is the standard output the process was born with; whatever kernels print goes
-to standard error instead.
+Messages are msgpack, each behind its length in 4 bytes (little-endian): a ``Hello``, answered
+when everything is loaded, then cases, each answered by its verdict. The channels are the
+standard streams the process was born with; what kernels print goes to standard error, and
+what they read is empty.
 """
 
 import os
 import struct
 import sys
 import traceback
-from typing import IO
+from typing import IO, TypeVar
 
 import msgspec
 import torch
 
 from ci.check import check
+from ci.processes import die_with_parent
 from impl.contract import UnavailableError
-from impl.devices.base import Device
 from oracle.case import Case
 from oracle.judge import Verdict
 
+M = TypeVar("M")
 
-class Request(msgspec.Struct, frozen=True):
-    """Judge this case on this implementation and device."""
 
-    case: Case
+class Hello(msgspec.Struct, frozen=True):
+    """Load this implementation for this device."""
+
     implementation: str
     device: str
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A verdict; or why there is none: ``unavailable`` (the user's concern) or ``broken`` (ours)."""
+    """A verdict; or why there is none: ``unavailable`` (the user's concern) or ``broken`` (ours).
+
+    All empty in answer to a ``Hello``: ready.
+    """
 
     verdict: Verdict | None = None
     unavailable: str = ""
     broken: str = ""
 
 
-def send(stream: IO[bytes], message: Request | Reply) -> None:
+def send(stream: IO[bytes], message: Hello | Case | Reply) -> None:
     """Write one message."""
     data = msgspec.msgpack.encode(message)
     stream.write(struct.pack("<I", len(data)) + data)
     stream.flush()
 
 
+def _receive(stream: IO[bytes], kind: type[M]) -> M | None:
+    header = stream.read(4)
+    return msgspec.msgpack.decode(stream.read(struct.unpack("<I", header)[0]), type=kind) if header else None
+
+
 def main() -> None:
-    """Serve requests until the input ends."""
-    replies = os.fdopen(os.dup(1), "wb")
+    """Serve until the input ends."""
+    die_with_parent(int(sys.argv[1]))
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    requests = sys.stdin.buffer
     # One core a process: the tensors are small, and as many processes as cores run side by side.
     torch.set_num_threads(1)
-    devices: dict[str, Device] = {}
-    while header := requests.read(4):
-        request = msgspec.msgpack.decode(requests.read(struct.unpack("<I", header)[0]), type=Request)
-        send(replies, _serve(request, devices))
+    hello = _receive(requests, Hello)
+    if hello is not None:
+        _serve(hello, requests, replies)
 
 
-def _serve(request: Request, devices: dict[str, Device]) -> Reply:
+def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
     from impl.devices.registry import open_device
     from impl.registry import resolve
 
     try:
-        if request.device not in devices:
-            # The device first: it decides how Triton is imported.
-            devices[request.device] = open_device(request.device)
-        return Reply(check(request.case, resolve(request.implementation), devices[request.device]))
-    except UnavailableError as error:
+        # The device first: it decides how Triton is imported.
+        device = open_device(hello.device)
+        implementation = resolve(hello.implementation)
+    except Exception as error:  # told below
+        send(replies, _failed(error))
+        return
+    send(replies, Reply())
+    while case := _receive(requests, Case):
+        try:
+            reply = Reply(check(case, implementation, device))
+        except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
+            reply = _failed(error)
+        send(replies, reply)
+
+
+def _failed(error: Exception) -> Reply:
+    if isinstance(error, UnavailableError):
         return Reply(unavailable=str(error))
-    except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
-        return Reply(broken=f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    return Reply(broken="".join(traceback.format_exception(error)).encode(errors="replace").decode())
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 Exit codes everywhere: 0 clean, 1 failures found, 2 could not run, 130 interrupted.
 """
 
+import io
+import math
 import os
 import secrets
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,17 +16,23 @@ from typing import Any, TypeVar
 import click
 
 from ci.executor import SuiteError
-from impl.contract import OPERATIONS, UnavailableError
+from ci.processes import PIPE_BROKEN, TerminatedError, raise_on_sigterm
+from impl.contract import OPERATIONS, UnavailableError, one_line
 from impl.devices.registry import NAMES
 from oracle.codec import CaseError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Refusal(click.ClickException):
-    """A condition that stops a command: one line, exit 2."""
+class Number(click.FloatRange):
+    """A range of numbers; not-a-number is in none."""
 
-    exit_code = 2
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """A float within the range."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -58,7 +67,7 @@ def doctor(implementations: str) -> None:
     "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
 )
 @click.option("--examples", type=click.IntRange(1, 10_000_000), default=150, show_default=True)
-@click.option("--minutes", type=click.FloatRange(0, 100_000, min_open=True), help="Run for a time instead.")
+@click.option("--minutes", type=Number(0, 100_000, min_open=True), help="Run for a time instead.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: a new one, printed]")
 @device_option
 @click.option(
@@ -78,7 +87,7 @@ def doctor(implementations: str) -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 86400),
+    type=Number(0.1, 86400),
     default=60.0,
     show_default=True,
     help="Seconds for one case before it counts as hung.",
@@ -103,7 +112,7 @@ def fuzz(**given: Any) -> None:
 @device_option
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.1, 86400),
+    type=Number(0.1, 86400),
     default=60.0,
     show_default=True,
     help="Seconds for one case.",
@@ -136,25 +145,49 @@ def new_seed() -> int:
 
 def main() -> None:
     """Entry point: every expected failure is one line and exit 2."""
+    raise_on_sigterm()
+    # Closed streams are as good as unread ones, and a name may hold bytes that are no text.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 (for the whole run)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        code = 130
-    except KeyboardInterrupt:
-        code = 130
-    except click.ClickException as error:
-        print(f"kdafuzz: {' '.join(error.format_message().split())}", file=sys.stderr)
-        code = 2
-    except (CaseError, UnavailableError) as error:
-        print(f"kdafuzz: {error}", file=sys.stderr)
-        code = 2
-    except SuiteError as error:
-        print(f"kdafuzz: the suite itself failed; please report this:\n{error}", file=sys.stderr)
-        code = 2
-    except BrokenPipeError:
+        sys.stdout.flush()
+    except BaseException as error:
+        code = _told(error)
+    if code == PIPE_BROKEN:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 2
     sys.exit(code)
+
+
+def _told(error: BaseException) -> int:
+    """Say what stopped a command, in one line unless the suite is at fault; returns the exit code."""
+    match error:
+        case SystemExit():
+            return int(error.code or 0)
+        case TerminatedError():
+            return 143
+        case KeyboardInterrupt() | click.exceptions.Abort():
+            return 130
+        case BrokenPipeError():
+            return PIPE_BROKEN
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return 2
+        case click.ClickException():
+            text = " ".join(error.format_message().split())
+        case CaseError() | UnavailableError() | OSError():
+            text = one_line(error, 1000)
+        case MemoryError():
+            text = "there is not enough memory for this"
+        case SuiteError():
+            text = f"the suite itself failed; please report this:\n{error}"
+        case _:
+            trace = "".join(traceback.format_exception(error))
+            text = f"the suite itself failed; please report this:\n{trace}"
+    print(f"kdafuzz: {text}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

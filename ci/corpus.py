@@ -6,6 +6,7 @@ from pathlib import Path
 from ci.campaign import console
 from ci.failures import CORPORA, case_id
 from ci.replay import load
+from impl.contract import one_line
 from oracle.codec import CaseError
 
 MAX_CASE_BYTES = 2048
@@ -19,7 +20,7 @@ def command(folder: Path | None) -> int:
         raise CaseError(f"{root}: no such folder")
     unusable: list[str] = []
     against: list[str] = []
-    files = sorted(root.rglob("*.json"))
+    files = sorted(file for file in root.rglob("*.json") if not file.is_dir())
     for file in files:
         try:
             against += [f"{file}: {problem}" for problem in rules_broken(file, root)]
@@ -54,13 +55,18 @@ def _known_problems(path: Path, ids: set[str]) -> list[str]:
     if not path.exists():
         return []
     try:
-        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("known", [])
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        return [f"{path}: {' '.join(str(error).split())}"]
-    problems = []
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        return [f"{path}: {one_line(error)}"]
+    entries = table.pop("known", [])
+    problems = [f"{path}: unknown table {name!r}; it holds [[known]]" for name in table]
+    if not isinstance(entries, list):
+        return [*problems, f"{path}: needs its entries as [[known]]"]
     for number, entry in enumerate(entries, 1):
-        if set(entry) != KNOWN_FIELDS:
+        if not isinstance(entry, dict) or set(entry) != KNOWN_FIELDS:
             problems.append(f"{path}: entry {number} needs the fields {', '.join(sorted(KNOWN_FIELDS))}")
+        elif not all(isinstance(value, str) for value in entry.values()):
+            problems.append(f"{path}: entry {number} needs text in every field")
         elif entry["case"] not in ids:
             problems.append(f"{path}: entry {number} names case {entry['case']}, which is not in the corpus")
     return problems

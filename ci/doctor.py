@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ci.campaign import console
@@ -34,15 +35,15 @@ def show(implementations: str) -> None:
     _table(out, "machine", _machine())
     _table(out, "versions", [(name, _guarded(lambda name=name: _version(name))) for name in PACKAGES])  # type: ignore[misc]
     for name in names:
-        _table(out, f"implementation {name}", _implementation(name))
+        _table(out, f"implementation {name}", _guarded_rows(lambda name=name: _implementation(name)))  # type: ignore[misc]
     _table(out, "devices", [(name, _guarded(lambda name=name: _device(name))) for name in reversed(NAMES)])  # type: ignore[misc]
     _table(out, "interpreter repairs in force", _guarded_rows(_repairs))
 
 
 def _table(out: Console, title: str, rows: list[tuple[str, str]]) -> None:
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=escape(title), title_justify="left", show_header=False)
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(escape(name), escape(value))
     out.print(table)
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import shlex
+import tempfile
 from pathlib import Path
 
 from oracle.case import Case
@@ -55,11 +56,30 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def require_writable(path: Path, option: str) -> None:
+    """Refuse, before a run, a place where its results could not be written; nothing is left there."""
+    if path.exists() and not path.is_dir():
+        able, place = os.access(path, os.W_OK), path
+    else:
+        place = next(p for p in (path, *path.absolute().parents) if p.exists())
+        able = _takes_files(place)
+    if not able:
+        raise OSError(f"{option} {path}: cannot write to {place}")
+
+
+def _takes_files(folder: Path) -> bool:
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
 def locate(text: str, folders: tuple[Path, ...] = (FAILURES, CORPORA)) -> list[Path]:
     """The case files that a PATH or ID argument means: a file, a folder's files, or an id's file."""
     path = Path(text)
     if path.is_dir():
-        found = sorted(path.rglob("*.json"))
+        found = sorted(file for file in path.rglob("*.json") if not file.is_dir())
         if not found:
             raise CaseError(f"{text}: no case files (*.json) in this folder")
         return found

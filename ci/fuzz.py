@@ -8,58 +8,26 @@ the number of jobs, so the same seed runs the same cases anywhere.
 
 import multiprocessing
 import queue
+import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-from hypothesis.strategies import SearchStrategy
+from ci.executor import SuiteError
+from ci.search import Failure, Tally
+from ci.worker import Event, Options, Shard, work
+from impl.contract import Domain
 
-from ci.executor import Executor, SuiteError
-from ci.failures import save
-from ci.search import Failure, Search, Tally, run
-from impl.contract import Domain, UnavailableError
-from oracle.case import Case
-from tests.strategies.cases import CASES
-from tests.strategies.variants import palette
-
+_STOP_SECONDS = 5.0
+"""For workers to save what they found when a run is interrupted."""
+_KEPT: list[object] = []
+"""Channels of past runs. Their last reference must not be a feeder thread's: that would free their
+semaphores while the interpreter ends, and the system's tracker of semaphores would complain."""
 SHARD = 100
 """Examples of one search: enough for Hypothesis to leave its small beginnings, few enough to share out."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run is asked to do; ``minutes`` overrules ``examples``."""
-
-    implementations: tuple[str, ...]
-    operations: tuple[str, ...]
-    device: str
-    examples: int = 100
-    minutes: float | None = None
-    seed: int = 0
-    jobs: int = 1
-    save: Path = Path(".kdafuzz/failures")
-    palette: int = 0
-    timeout: float = 60.0
-    keep_going: bool = False
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One search of the plan. ``key`` is the table row it belongs to."""
-
-    implementation: str
-    operation: str
-    index: int
-    examples: int
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The row."""
-        return self.implementation, self.operation
 
 
 @dataclass
@@ -70,6 +38,8 @@ class Row:
     operation: str
     version: str = ""
     absent: str = ""
+    stopped: str = ""
+    """Why the rest of it could not be run."""
     tally: Tally = field(default_factory=Tally)
     failures: list[tuple[Failure, Path]] = field(default_factory=list)
     started: float = 0.0
@@ -79,19 +49,6 @@ class Row:
     def rate(self) -> float:
         """Judged examples a second, over all processes."""
         return self.tally.executions / max(self.ended - self.started, 1e-9) if self.tally.executions else 0.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a worker tells: progress, a failure, a shard's end, or that it cannot go on."""
-
-    shard: Shard
-    tally: Tally | None = None
-    failure: Failure | None = None
-    path: Path | None = None
-    done: bool = False
-    unavailable: str = ""
-    broken: str = ""
 
 
 class Run:
@@ -112,9 +69,9 @@ class Run:
     def shards(self) -> Iterator[Shard]:
         """The plan: every row's shards in turn, without end if the run is bounded by time."""
         keys = [key for key in self.rows if key in self.domains]
-        if self.options.minutes is not None:
+        if self._deadline is not None:
             index = 0
-            while keys and time.time() < (self._deadline or 0.0):
+            while any(map(self._wanted, keys)) and time.time() < self._deadline:
                 yield from (Shard(*key, index, SHARD) for key in keys)
                 index += 1
             return
@@ -125,25 +82,59 @@ class Run:
     def execute(self, progress: Callable[["Run"], None]) -> None:
         """Run the plan. ``SuiteError`` if the suite itself fails; an interruption passes through."""
         context = multiprocessing.get_context("spawn")
-        tasks: Queue[tuple[Shard, Domain] | None] = context.Queue(maxsize=2 * self.options.jobs)
+        tasks: Queue[tuple[Shard, Domain] | None] = context.Queue()
         events: Queue[Event] = context.Queue()
-        workers = [
-            context.Process(target=_work, args=(self.options, self._deadline, tasks, events), daemon=False)
-            for _ in range(self.options.jobs)
-        ]
-        for worker in workers:
-            worker.start()
+        workers: list[BaseProcess] = []
         try:
+            # Ctrl-C reaches every process of the terminal; only this one shall act on it.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                for _ in range(self._jobs()):
+                    arguments = (self.options, self._deadline, tasks, events)
+                    workers.append(context.Process(target=work, args=arguments, daemon=True))
+                    workers[-1].start()
+            finally:
+                signal.signal(signal.SIGINT, before)
             self._feed(tasks, events, workers, progress)
             for _ in workers:
                 tasks.put(None)
             for worker in workers:
                 worker.join()
         finally:
-            for worker in workers:
-                worker.terminate()
+            self._stop(workers, events)
             for channel in (tasks, events):
                 channel.cancel_join_thread()
+            _KEPT.append((tasks, events))
+
+    def _jobs(self) -> int:
+        """No more processes than there are shards."""
+        if self._deadline is not None:
+            return self.options.jobs
+        return max(1, min(self.options.jobs, sum(1 for _ in self.shards())))
+
+    def _stop(self, workers: Sequence[BaseProcess], events: "Queue[Event]") -> None:
+        """End the workers that are left, and take in the failing cases that they save on the way."""
+        for worker in workers:
+            worker.terminate()
+        end = time.monotonic() + _STOP_SECONDS
+        while any(worker.is_alive() for worker in workers) and time.monotonic() < end:
+            self._take_failure(events, 0.1)
+        for worker in workers:
+            worker.kill()
+            worker.join()
+        # One that was killed may have left half an event, which would be waited for.
+        while all(worker.exitcode != -signal.SIGKILL for worker in workers):
+            if not self._take_failure(events, 0.0):
+                break
+
+    def _take_failure(self, events: "Queue[Event]", timeout: float) -> bool:
+        try:
+            event = events.get(timeout=timeout)
+        except (queue.Empty, EOFError, OSError):
+            return False
+        if event.failure is not None:
+            self._take(event)
+        return True
 
     def _feed(
         self,
@@ -154,101 +145,38 @@ class Run:
     ) -> None:
         plan, pending, exhausted = self.shards(), 0, False
         while pending or not exhausted:
+            for worker in workers:
+                if worker.exitcode is not None:
+                    raise SuiteError(f"a worker process died (exit code {worker.exitcode})")
             while not exhausted and pending < 2 * self.options.jobs:
                 shard = next(plan, None)
                 if shard is None:
                     exhausted = True
-                elif self._wanted(shard):
+                elif self._wanted(shard.key):
                     tasks.put((shard, self.domains[shard.key]))
                     pending += 1
             try:
                 event = events.get(timeout=0.5)
             except queue.Empty:
-                if not all(worker.is_alive() for worker in workers):
-                    raise SuiteError("a worker process died") from None
                 progress(self)
                 continue
             self._take(event)
             pending -= event.done
             progress(self)
 
-    def _wanted(self, shard: Shard) -> bool:
-        row = self.rows[shard.key]
-        return not row.absent and (self.options.keep_going or not row.failures)
+    def _wanted(self, key: tuple[str, str]) -> bool:
+        row = self.rows[key]
+        return not row.absent and not row.stopped and (self.options.keep_going or not row.failures)
 
     def _take(self, event: Event) -> None:
         row, now = self.rows[event.shard.key], time.monotonic()
         if event.broken:
             raise SuiteError(event.broken)
         if event.unavailable:
-            row.absent = event.unavailable
+            row.stopped = event.unavailable
         if event.tally is not None:
             row.started = row.started or now - event.tally.seconds
             row.ended = now
             row.tally.add(event.tally)
         if event.failure is not None and event.path is not None:
             row.failures.append((event.failure, event.path))
-
-
-def _work(
-    options: Options,
-    deadline: float | None,
-    tasks: "Queue[tuple[Shard, Domain] | None]",
-    events: "Queue[Event]",
-) -> None:
-    """A worker process: one shard after the other, one child process per implementation."""
-    executor: Executor | None = None
-    current = ""
-    try:
-        while (task := tasks.get()) is not None:
-            shard, domain = task
-            if executor is None or current != shard.implementation:
-                if executor is not None:
-                    executor.close()
-                current = shard.implementation
-                executor = Executor(current, options.device, timeout=options.timeout)
-            _run_shard(options, deadline, shard, domain, executor, events)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        if executor is not None:
-            executor.close()
-
-
-def _run_shard(
-    options: Options,
-    deadline: float | None,
-    shard: Shard,
-    domain: Domain,
-    executor: Executor,
-    events: "Queue[Event]",
-) -> None:
-    try:
-        search = Search(
-            strategy=strategy(shard.operation, domain, options.seed, options.palette),
-            judge=executor.check,
-            seed=options.seed * 1_000_003 + shard.index,
-            examples=shard.examples,
-            until=float("inf") if deadline is None else time.monotonic() + deadline - time.time(),
-            report=lambda tally: events.put(Event(shard, tally)),
-        )
-        _, failure = run(search)
-        if failure is not None:
-            found = {"implementation": shard.implementation, "device": options.device}
-            events.put(
-                Event(shard, failure=failure, path=save(options.save, failure.case, failure.verdict, found))
-            )
-        events.put(Event(shard, done=True))
-    except UnavailableError as error:
-        events.put(Event(shard, unavailable=str(error), done=True))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever ends a worker must end the run with it
-        text = str(error) if isinstance(error, SuiteError) else traceback.format_exc()
-        events.put(Event(shard, broken=text, done=True))
-
-
-def strategy(operation: str, domain: Domain, seed: int, palette_size: int) -> SearchStrategy[Case]:
-    """The operation's strategy for a domain; with a palette of ``palette_size`` variants unless 0."""
-    chosen = palette(seed, palette_size, domain) if palette_size else None
-    return CASES[operation](domain=domain, palette=chosen)

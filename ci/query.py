@@ -1,11 +1,15 @@
 """Asks in a process of its own what an implementation offers: loading it may crash, or set Triton's mode."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 
 import msgspec
 
-from impl.contract import Domain, UnavailableError
+from ci.processes import die_with_parent, ending
+from impl.contract import Domain, UnavailableError, one_line
 
 _SECONDS = 600.0
 """Enough for a download of a wheel of some hundred megabytes."""
@@ -36,20 +40,27 @@ def probe(implementation: str, device: str) -> Offer:
 
 def ask(implementation: str, device: str) -> Offer:
     """Like ``probe``, with the reason of a failure in ``error``."""
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "ci.query", implementation, device, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,  # so that a download is stopped with it
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "ci.query", implementation, device],
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
+        answer, errors = child.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         return Offer(error=f"{implementation}: loading did not end within {_SECONDS:.0f} s")
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        why = lines[-1] if lines else f"exit status {done.returncode}"
-        return Offer(error=f"{implementation}: loading failed: {why}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Offer)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    try:
+        return msgspec.json.decode(answer, type=Offer)
+    except msgspec.ValidationError as error:
+        return Offer(error=f"{implementation}: its factory's Implementation is wrong: {one_line(error)}")
+    except msgspec.DecodeError:
+        return Offer(error=f"{implementation}: loading failed: {ending(child.returncode, errors)}")
 
 
 def _answer(implementation: str, device: str) -> Offer:
@@ -64,5 +75,13 @@ def _answer(implementation: str, device: str) -> Offer:
     return Offer(found.version, tuple(found.operations), dict(found.absent), found.domain, found.devices)
 
 
+def main() -> None:
+    """Answer on the standard output the process was born with; what loading prints goes elsewhere."""
+    die_with_parent(int(sys.argv[3]))
+    with os.fdopen(os.dup(1), "wb") as answer:
+        os.dup2(2, 1)
+        answer.write(msgspec.json.encode(_answer(sys.argv[1], sys.argv[2])))
+
+
 if __name__ == "__main__":
-    print(msgspec.json.encode(_answer(sys.argv[1], sys.argv[2])).decode())
+    main()

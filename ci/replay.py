@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from ci.campaign import console
 from ci.executor import Executor
@@ -12,6 +13,7 @@ from impl.devices.registry import default
 from impl.registry import split
 from oracle.codec import CaseError, CaseFile, read
 from oracle.judge import Verdict
+from oracle.relations import image
 from oracle.values import checksum
 
 
@@ -19,6 +21,8 @@ def load(path: Path) -> CaseFile:
     """Read a case file and make sure that this build makes the values it was saved with."""
     entry = read(path)
     try:
+        if entry.case.relation is not None:
+            image(entry.case)
         built = checksum(entry.case)
     except ValueError as error:
         raise CaseError(f"{path}: {error}") from None
@@ -39,15 +43,22 @@ def command(paths: tuple[str, ...], implementations: str, device: str | None, ti
     failed = ran = 0
     executors: dict[tuple[str, str], Executor] = {}
     try:
+        for name in asked:
+            # What was asked for by name must be there; what a file names is skipped where it is not.
+            on = device or default()
+            executors[name, on] = Executor(name, on, timeout=timeout)
+            executors[name, on].start()
         for file, entry in entries:
             names = asked or (entry.found.get("implementation", "triton"),)
             on = device or entry.found.get("device") or default()
             for name in names:
                 executor = executors.setdefault((name, on), Executor(name, on, timeout=timeout))
                 try:
+                    executor.start()
                     verdict = executor.check(entry.case)
                 except UnavailableError as error:
-                    out.print(f"[yellow]SKIP[/yellow] {case_id(entry.case)} {entry.case.op} {name}: {error}")
+                    told = escape(f"{case_id(entry.case)} {entry.case.op} {name}: {error}")
+                    out.print(f"[yellow]SKIP[/yellow] {told}", soft_wrap=True)
                     continue
                 ran += 1
                 failed += not verdict.ok
@@ -56,17 +67,15 @@ def command(paths: tuple[str, ...], implementations: str, device: str | None, ti
         for executor in executors.values():
             executor.close()
     if not ran:
-        out.print("nothing was run")
-        return 2
+        raise UnavailableError("nothing was run: every case was skipped")
     return 1 if failed else 0
 
 
 def _badge(out: Console, file: Path, entry: CaseFile, name: str, device: str, verdict: Verdict) -> None:
     badge = "[green]PASS[/green]" if verdict.ok else "[red]FAIL[/red]"
     path = f" path {verdict.path}" if verdict.path else ""
-    out.print(
-        f"{badge} {case_id(entry.case)} {entry.case.op} {name} on {device}:{path} ratio {verdict.ratio:.3f}"
-    )
+    told = f"{case_id(entry.case)} {entry.case.op} {name} on {device}:{path} ratio {verdict.ratio:.3f}"
+    out.print(f"{badge} {escape(told)}", soft_wrap=True)
     if verdict.ok:
         return
     call = entry.case.call

@@ -3,13 +3,14 @@
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import SearchStrategy
 
+from ci.minimize import minimize
 from oracle.buckets import buckets
 from oracle.case import Case
 from oracle.codec import canonical
@@ -20,6 +21,22 @@ Judge = Callable[[Case], Verdict]
 
 class FoundError(AssertionError):
     """A case failed; Hypothesis shrinks towards the smallest that raises this."""
+
+
+class _StopError(BaseException):
+    """No verdict can be had: past Hypothesis, which would shrink any ordinary exception."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+class InterruptedSearchError(KeyboardInterrupt):
+    """An interruption while a failing case was being shrunk; ``failure`` is the smallest so far."""
+
+    def __init__(self, failure: "Failure") -> None:
+        super().__init__()
+        self.failure = failure
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class Search:
-    """The parameters of one search. ``until`` is a ``time.monotonic`` deadline."""
+    """The parameters of one search.
+
+    ``until`` is a ``time.monotonic`` deadline for all of it, ``shrink_seconds`` how long
+    Hypothesis may shrink (a crash costs a new process at every step); ``ci.minimize`` follows.
+    """
 
     strategy: SearchStrategy[Case]
     judge: Judge
@@ -78,6 +99,7 @@ class Search:
     examples: int
     until: float = float("inf")
     shrink: bool = True
+    shrink_seconds: float = 90.0
     report: Callable[[Tally], None] = lambda _: None
 
 
@@ -90,17 +112,19 @@ def run(search: Search) -> tuple[Tally, Failure | None]:
     """Run a search to its end or to its first failure, shrunk if asked for.
 
     ``search.report`` gets a tally of what came since the last report, at least once a second.
+    What ``search.judge`` raises ends the search.
     """
     recorder = _Recorder(search)
     flaky = False
     for index, start in enumerate(range(0, search.examples, ROUND)):
         flaky = _round(search, recorder, index, min(ROUND, search.examples - start))
-        if recorder.failure is not None:
+        if recorder.failure is not None or time.monotonic() > search.until:
             break
+    shrunk = search.shrink and not flaky and not recorder.late
+    if recorder.failure is not None and search.shrink and not flaky:
+        recorder.minimize()
     tally, failure = recorder.finish(), recorder.failure
-    if failure is not None and flaky:
-        failure = Failure(failure.case, failure.verdict, shrunk=False, flaky=True)
-    return tally, failure
+    return tally, replace(failure, shrunk=shrunk, flaky=flaky) if failure is not None else None
 
 
 def _round(search: Search, recorder: "_Recorder", index: int, examples: int) -> bool:
@@ -123,6 +147,12 @@ def _round(search: Search, recorder: "_Recorder", index: int, examples: int) -> 
         return False
     except FlakyFailure:
         return True
+    except _StopError as stop:
+        raise stop.reason from None
+    except KeyboardInterrupt:
+        if recorder.failure is not None:
+            raise InterruptedSearchError(replace(recorder.failure, shrunk=False)) from None
+        raise
     return False
 
 
@@ -148,7 +178,12 @@ class _Recorder:
 
     def __init__(self, search: Search) -> None:
         self.failure: Failure | None = None
-        self._search = search
+        self.late = False
+        """Whether the time ran out while a failing case was being shrunk."""
+        self._search, self._until = search, search.until
+        self._failing: dict[bytes, Failure] = {}
+        self._steady: set[bytes] = set()
+        """Cases that failed twice: Hypothesis asks up to six times, and each may take a whole timeout."""
         self._whole, self._part = Tally(), Tally()
         self._hash = hashlib.blake2b(digest_size=8)
         self._reported = time.monotonic()
@@ -157,9 +192,17 @@ class _Recorder:
         """Judge one case; raises ``FoundError`` if it fails."""
         search, part = self._search, self._part
         start = time.monotonic()
-        if start > search.until:
-            return  # the time is up: let Hypothesis run out of examples at once
-        verdict = search.judge(case)
+        if start > self._until:
+            # The time is up: let Hypothesis run out of examples, and settle on what it found.
+            self.late = self.failure is not None
+            self._fail(self._failing.get(canonical(case)))
+            return
+        if self._steady and (seen := canonical(case)) in self._steady:
+            self._fail(self._failing[seen])
+        try:
+            verdict = search.judge(case)
+        except Exception as error:
+            raise _StopError(error) from error
         now = time.monotonic()
         part.executions += 1
         part.seconds += now - start
@@ -176,8 +219,35 @@ class _Recorder:
         if now - self._reported > 0.5 or not verdict.ok:
             self._report(now)
         if not verdict.ok:
+            if self.failure is None:
+                self._until = min(search.until, now + search.shrink_seconds)
+            failing, failure = canonical(case), Failure(case, verdict)
+            if failing in self._failing:
+                self._steady.add(failing)
+            self._failing[failing] = failure
+            self._fail(failure)
+
+    def _fail(self, failure: Failure | None) -> None:
+        if failure is not None:
+            self.failure = failure
+            raise FoundError(failure.verdict.stage)
+
+    def minimize(self) -> None:
+        """Make the failing case smaller by the domain's own steps (``ci.minimize``)."""
+        assert self.failure is not None
+
+        def judge(case: Case) -> Verdict:
+            self._part.executions += 1
+            self._report(time.monotonic())
+            return self._search.judge(case)
+
+        def keep(case: Case, verdict: Verdict) -> None:
             self.failure = Failure(case, verdict)
-            raise FoundError(verdict.stage)
+
+        try:
+            minimize(self.failure.case, self.failure.verdict, judge, keep, until=self._search.until)
+        except KeyboardInterrupt:
+            raise InterruptedSearchError(replace(self.failure, shrunk=False)) from None
 
     def _report(self, now: float) -> None:
         self._search.report(self._part)

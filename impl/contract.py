@@ -9,10 +9,12 @@ parameter ``records`` means one record row per batch row, ``correction_cache`` a
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+import msgspec
 import torch
 
-from oracle.case import Case
+from oracle.case import Activation, Case, Index, Small, State, Window
 
 OPERATIONS = ("verify",)
 """Operations that a case can describe, as ``--op`` names them."""
@@ -43,13 +45,13 @@ class Domain:
     An empty tuple means no restriction.
     """
 
-    records: tuple[str, ...] = ("row", "slot")
-    head_dims: tuple[tuple[int, int], ...] = ()
+    records: Annotated[tuple[Literal["row", "slot"], ...], msgspec.Meta(min_length=1)] = ("row", "slot")
+    head_dims: tuple[tuple[Small, Small], ...] = ()
     """Allowed (key_dim, value_dim)."""
-    windows: tuple[int, ...] = ()
-    activations: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    index_dtypes: tuple[str, ...] = ()
+    windows: tuple[Window, ...] = ()
+    activations: tuple[Activation, ...] = ()
+    states: tuple[State, ...] = ()
+    index_dtypes: tuple[Index, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 
 from impl.arena import Arena
-from impl.contract import Implementation, Records, UnavailableError
+from impl.contract import Implementation, Records, UnavailableError, one_line
 from impl.devices.base import Device
+from impl.settings import settings_kept
 from oracle.case import Case
 from oracle.expectation import Observation
 from oracle.values import Values, build
@@ -30,18 +31,21 @@ def observe(
     returned: Views = {}
     raised = ""
     try:
-        returned = BINDINGS[case.op](case, arena.views(), function)
+        with settings_kept():
+            returned = BINDINGS[case.op](case, arena.views(), function)
         arena.finish()
+        returned = {name: tensor.detach().cpu() for name, tensor in returned.items()}
+        path = one_line(implementation.path())
     except Exception as error:  # whatever a kernel raises is its result
-        raised = _describe(error)
+        raised, path = _describe(error), ""
     after = arena.dense(arena.after)
-    after |= {name: tensor.cpu() for name, tensor in returned.items()} if not raised else {}
+    after |= returned if not raised else {}
     return Observation(
         before=arena.dense(arena.before),
         after=after,
         strays=arena.strays(),
         raised=raised,
-        path=implementation.path(),
+        path=path,
         device=device.name,
         arithmetic=implementation.arithmetic,
     )
@@ -72,7 +76,8 @@ def call_verify(case: Case, views: Views, function: Callable[..., object]) -> Vi
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"verify must return its output tensor; it returned {type(result).__name__}")
     if out is not None:
-        if result.data_ptr() != out.data_ptr() or result.shape != out.shape:
+        same = result.dtype == out.dtype and result.shape == out.shape and result.stride() == out.stride()
+        if not same or result.data_ptr() != out.data_ptr():
             raise ValueError("verify was given out and must return it; it returned another tensor")
         return {}
     if result.dtype != views["v"].dtype:
@@ -85,5 +90,8 @@ BINDINGS: dict[str, Callable[[Case, Views, Callable[..., object]], Views]] = {"v
 
 
 def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
+    try:
+        text = one_line(error)
+    except Exception:  # its own __str__ may be at fault
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from impl.contract import Implementation, UnavailableError
+from impl.contract import Implementation, UnavailableError, one_line
 
 FORMS = "triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV or module:factory"
 
@@ -31,6 +31,8 @@ def split(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
         raise UnavailableError(f"--impl names nothing; it takes a list of {FORMS}")
+    if not all(name.isprintable() for name in names):
+        raise UnavailableError(f"--impl {text!r} has letters that cannot be printed")
     return names
 
 
@@ -57,14 +59,19 @@ def _third_party(text: str, module: str, factory: str) -> Implementation:
         raise UnavailableError(f"{text}: cannot import {module}: {_first_line(error)}") from None
     except AttributeError as error:
         raise UnavailableError(f"{text}: {_first_line(error)}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnavailableError(
             f"{text}: {factory}() failed: {type(error).__name__}: {_first_line(error)}"
         ) from None
     if not isinstance(made, Implementation):
         raise UnavailableError(f"{text}: {factory}() must return an impl.contract.Implementation")
+    try:
+        for operation in made.operations:
+            made.variants(operation)
+    except Exception as error:
+        raise UnavailableError(f"{text}: {factory}() is not usable: {_first_line(error)}") from None
     return made
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return one_line(error) or type(error).__name__

@@ -20,8 +20,10 @@ MAX_BYTES = 1 << 30
 Small = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=65536)]
 Slot = Annotated[int, msgspec.Meta(ge=PAD_SLOT, le=65535)]
+Window = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Activation = Literal["bfloat16", "float16", "float32"]
+State = Literal["bfloat16", "float32"]
 Index = Literal["int32", "int64"]
 Poison = Literal["nan", "huge"]
 
@@ -42,7 +44,7 @@ class Verify(
     heads: Small
     key_dim: Small
     value_dim: Small
-    window: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    window: Window
     pool: Annotated[int, msgspec.Meta(ge=1, le=65536)]
     qlens: tuple[Count, ...]
     slots: tuple[Slot, ...]
@@ -53,7 +55,7 @@ class Verify(
     records: Literal["row", "slot"] = "row"
     activation: Activation = "float32"
     out: Literal["bfloat16", "float16", "float32", "float64"] = "float32"
-    state: Literal["bfloat16", "float32"] = "float32"
+    state: State = "float32"
     starts_dtype: Index = "int32"
     slots_dtype: Index = "int32"
     lower_bound: Annotated[float, msgspec.Meta(ge=-100.0, le=0.0)] | None = -5.0
@@ -93,7 +95,11 @@ class Verify(
         return self.slots[row] > NULL_SLOT and self.qlens[row] > 0
 
     def tensors(self) -> dict[str, TensorSpec]:
-        """Every tensor of the call, in the order of the public signature."""
+        """Every tensor that the caller passes, in the order of the public signature."""
+        return {name: spec for name, spec in self.results().items() if self.own_out or name != "out"}
+
+    def results(self) -> dict[str, TensorSpec]:
+        """The same and the output, whoever allocates it."""
         H, K, V, Q, T, R = (
             self.heads,
             self.key_dim,
@@ -136,7 +142,7 @@ class Verify(
                 name="out", axes=(*token, "v"), shape=(T, H, V), dtype=self.out, output=True, strided=leading
             ),
         )
-        return {s.name: s for s in specs if self.own_out or s.name != "out"}
+        return {s.name: s for s in specs}
 
     def check(self) -> None:
         """Raise ``ValueError`` where the call is outside the contract of verify."""

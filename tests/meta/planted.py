@@ -10,17 +10,13 @@ import functools
 import importlib.util
 import os
 import sys
-import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
-
 from ci.executor import Executor
+from ci.search import Failure, Search, Tally, run
 from impl.contract import Implementation
 from oracle.case import Case
 from oracle.judge import Verdict
@@ -31,9 +27,6 @@ SOURCE = Path(__file__).parents[2] / "impl" / "triton" / "verify.py"
 SELECTION = "KDAFUZZ_PLANTED"
 """Environment variable: the file that holds the path of the kernel to run."""
 EXAMPLES = 300
-ROUND = 10
-"""Examples of one Hypothesis run. After its tenth it spends five of six examples on mutations of
-the sixth: 300 examples of one run hold 80 distinct calls, 300 of thirty runs hold 240."""
 FUNCTIONS = ("kda_recoverssm_verify", "kda_recoverssm_verify_by_slot")
 
 
@@ -96,97 +89,20 @@ class Bench:
         del os.environ[SELECTION]
 
 
-@dataclass
-class Search:
-    """What a search found: examples to the first failure (0: none), that failure, the smallest one."""
-
-    examples: int = 0
-    calls: int = 0
-    seconds: float = 0.0
-    first: Verdict | None = None
-    case: Case | None = None
-    verdict: Verdict | None = None
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Rows, heads and tokens of the smallest failing case."""
-        assert self.case is not None
-        return self.case.call.rows, self.case.call.heads, self.case.call.tokens
-
-
-class _EnoughError(BaseException):
-    """Leaves Hypothesis at once; it would rerun, shrink or report anything less."""
-
-
 def search(
-    check: Callable[[Case], Verdict],
-    *,
-    seed: int,
-    examples: int = EXAMPLES,
-    shrink_calls: int = 0,
-    shrink_seconds: float = 60.0,
-) -> Search:
-    """Draw cases of the suite's own strategy until one fails; then shrink within a budget.
-
-    With ``shrink_calls=0`` the first failure ends the search.
-    """
-    result = Search()
-    judge = _Judge(check, result, shrink_calls, shrink_seconds)
-    for first in range(0, examples, ROUND):
-        _round(judge, seed + first, min(ROUND, examples - first))
-        if result.first is not None:
-            break
-    return result
-
-
-@dataclass
-class _Judge:
-    """The body of the search: judges, keeps count and gives up shrinking when the budget is spent."""
-
-    check: Callable[[Case], Verdict]
-    result: Search
-    shrink_calls: int
-    shrink_seconds: float
-    started: float = field(default_factory=time.monotonic)
-
-    def __call__(self, case: Case) -> None:
-        result = self.result
-        result.calls += 1
-        verdict = self.check(case)
-        seconds = time.monotonic() - self.started
-        if not verdict.ok:
-            if result.first is None:
-                result.examples, result.first, result.seconds = result.calls, verdict, seconds
-            # While shrinking, Hypothesis tries nothing that is not simpler than the last failure.
-            result.case, result.verdict = case, verdict
-        if result.first is not None and (
-            result.calls - result.examples >= self.shrink_calls
-            or seconds - result.seconds >= self.shrink_seconds
-        ):
-            raise _EnoughError
-        assert verdict.ok
-
-
-def _round(judge: _Judge, seed: int, examples: int) -> None:
-    @hypothesis.seed(seed)
-    @settings(
-        phases=[Phase.generate, Phase.shrink],
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+    check: Callable[[Case], Verdict], *, seed: int, examples: int = EXAMPLES, shrink_seconds: float = 0.0
+) -> tuple[Tally, Failure | None]:
+    """The suite's own search with its own strategy; without ``shrink_seconds`` the first failure ends it."""
+    return run(
+        Search(
+            strategy=verify_cases(),
+            judge=check,
+            seed=seed,
+            examples=examples,
+            shrink=shrink_seconds > 0.0,
+            shrink_seconds=shrink_seconds,
+        )
     )
-    @given(case=verify_cases())
-    def body(case: Case) -> None:
-        judge(case)
-
-    try:
-        body()
-    except (_EnoughError, AssertionError):
-        if judge.result.first is None:
-            raise
 
 
 def seed_of(name: str) -> int:

@@ -14,7 +14,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="faults; all by default")
     parser.add_argument("--seeds", type=int, default=1, help="searches a fault, each with another seed")
-    parser.add_argument("--shrink", type=int, default=400, metavar="CALLS", help="shrink budget; 0: none")
     parser.add_argument("--seconds", type=float, default=60.0, help="shrink budget")
     options = parser.parse_args()
     unknown = set(options.names) - FAULTS.keys()
@@ -29,30 +28,32 @@ def main() -> None:
             if fault.beyond:
                 print(f"{name:34} {_classes(fault):8} not searched: {fault.beyond}")
             else:
-                print(_line(bench, fault, options.seeds, options.shrink, options.seconds), flush=True)
+                print(_line(bench, fault, options.seeds, options.seconds), flush=True)
 
 
 def _classes(fault: Fault) -> str:
     return ",".join(map(str, fault.classes))
 
 
-def _line(bench: Bench, fault: Fault, seeds: int, shrink: int, seconds: float) -> str:
+def _line(bench: Bench, fault: Fault, seeds: int, seconds: float) -> str:
     bench.select(fault)
     started = time.monotonic()
-    last = search(bench.check, seed=seed_of(fault.name), shrink_calls=shrink, shrink_seconds=seconds)
-    counts = [last.examples]
-    counts += [search(bench.check, seed=seed_of(fault.name) + i).examples for i in range(1, seeds)]
+    tally, failure = search(bench.check, seed=seed_of(fault.name), shrink_seconds=seconds)
+    counts = [tally.examples if failure else 0]
+    for i in range(1, seeds):
+        again, found = search(bench.check, seed=seed_of(fault.name) + i)
+        counts.append(again.examples if found else 0)
     shown = " ".join(str(n) if n else f">{EXAMPLES}" for n in counts)
     stage = size = "-"
-    if last.first is not None and last.verdict is not None:
-        stage = f"{last.first.stage} {last.first.problems[0].kind}"
-        size = "/".join(map(str, last.size))
-        limits = (fault.rows, fault.heads, fault.tokens)
-        if any(n > limit for n, limit in zip(last.size, limits, strict=True)):
+    if failure is not None:
+        call = failure.case.call
+        stage = f"{failure.verdict.stage} {failure.verdict.problems[0].kind}"
+        size = f"{call.rows}/{call.heads}/{call.tokens}"
+        if call.rows > fault.rows or call.heads > fault.heads or call.tokens > fault.tokens:
             size += " (!)"
     return (
         f"{fault.name:34} {_classes(fault):8} {shown:>14} {stage:22} {size:10} "
-        f"{last.calls:5} {time.monotonic() - started:6.1f}"
+        f"{tally.executions:5} {time.monotonic() - started:6.1f}"
     )
 
 

@@ -1,0 +1,174 @@
+"""Makes a failing case smaller in the terms of its own domain, after Hypothesis's shrinking.
+
+Hypothesis shrinks the choices that drew a case; where one choice moves many others it ends in
+a local minimum. Here whole rows, tokens and heads go, memory becomes dense and values plain.
+A row's values hang on its id, so dropping other rows leaves them bit for bit as they were.
+
+The order of ``candidates`` is total and fixed, and every candidate is smaller than its case
+by ``measure``: the result depends on the case and the implementation alone, and the loop ends.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from oracle.case import Case, Hostile, Permute, Rename, Verify
+from oracle.judge import Verdict
+
+T = TypeVar("T")
+replace = msgspec.structs.replace
+SEEDS = 12
+"""Other seeds to try where dropping heads changes the values, so that the fault may need other ones."""
+
+
+CALLS, SECONDS = 200, 30.0
+"""Judgements and time that one minimisation may take."""
+
+
+def minimize(
+    case: Case,
+    verdict: Verdict,
+    judge: Callable[[Case], Verdict],
+    keep: Callable[[Case, Verdict], None] = lambda case, verdict: None,
+    *,
+    until: float = float("inf"),
+) -> tuple[Case, Verdict]:
+    """The smallest case found that fails in the same way (``signature``), and its verdict.
+
+    ``keep`` is told of every smaller case at once. Ends early at ``until`` (a
+    ``time.monotonic`` moment) or when ``CALLS`` or ``SECONDS`` are spent; what ``judge``
+    raises passes through.
+    """
+    calls, wanted = CALLS, signature(verdict)
+    until = min(until, time.monotonic() + SECONDS)
+    improved = True
+    while improved:
+        improved = False
+        for candidate in candidates(case):
+            if calls == 0 or time.monotonic() > until:
+                return case, verdict
+            calls -= 1
+            second = judge(candidate)
+            if not second.ok and signature(second) == wanted:
+                case, verdict, improved = candidate, second, True
+                keep(case, verdict)
+                break
+    return case, verdict
+
+
+def signature(verdict: Verdict) -> tuple[str, str, str]:
+    """What makes two failures the same: kind, stage and tensor of the first problem."""
+    first = verdict.problems[0]
+    return first.kind, first.stage, first.tensor
+
+
+def measure(case: Case) -> tuple[int, ...]:
+    """A case's size, most significant first; every candidate's is lexicographically less."""
+    call = case.call
+    return (
+        call.rows,
+        call.heads,
+        sum(call.qlens),
+        call.tail,
+        call.window,
+        case.relation is not None,
+        len(case.pages),
+        len(case.layouts),
+        len(case.regimes),
+        call.pool + call.capacity + sum(abs(slot) for slot in call.slots),
+        case.seed,
+        case.poison != "nan",
+    )
+
+
+def candidates(case: Case) -> Iterator[Case]:
+    """Smaller cases, valid ones only: fewer rows, heads, tokens; then memory, values, names."""
+    for attempt in _attempts(case):
+        try:
+            smaller = attempt()
+        except ValueError:
+            continue  # outside the contract, such as a permutation of a row that is gone
+        if measure(smaller) < measure(case):
+            yield smaller
+
+
+def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
+    call = case.call
+    for i in range(call.rows):
+        yield lambda i=i: _only_rows(case, [i])  # type: ignore[misc]
+    for i in range(call.rows):
+        yield lambda i=i: _only_rows(case, [j for j in range(call.rows) if j != i])  # type: ignore[misc]
+    for heads in sorted({1, call.heads // 2, call.heads - 1} - {0, call.heads}):
+        yield lambda heads=heads: replace(case, call=replace(call, heads=heads))  # type: ignore[misc]
+        for seed in range(SEEDS):
+            yield lambda h=heads, s=seed: replace(case, call=replace(call, heads=h), seed=s)  # type: ignore[misc]
+    for i, qlen in enumerate(call.qlens):
+        for shorter in sorted({0, 1, qlen // 2, qlen - 1} - {qlen, -1}):
+            yield lambda i=i, n=shorter: _with_qlen(case, i, n)  # type: ignore[misc]
+    yield lambda: replace(case, call=replace(call, tail=0))
+    for window in sorted({max(call.qlens, default=1), call.window - 1} - {0, call.window}):
+        yield lambda w=window: replace(case, call=replace(call, window=w))  # type: ignore[misc]
+    yield lambda: replace(case, relation=None)
+    yield lambda: replace(case, layouts={}, pages=())
+    for i in range(len(case.pages)):
+        yield lambda i=i: replace(case, pages=case.pages[:i] + case.pages[i + 1 :])  # type: ignore[misc]
+    for name in sorted(case.layouts):
+        yield lambda name=name: replace(case, layouts=_without(case.layouts, name))  # type: ignore[misc]
+    yield lambda: replace(case, regimes={})
+    for name in sorted(case.regimes):
+        yield lambda name=name: replace(case, regimes=_without(case.regimes, name))  # type: ignore[misc]
+    yield lambda: _small_names(case)
+    yield lambda: replace(case, seed=0)
+    yield lambda: replace(case, poison="nan")
+
+
+def _without(entries: dict[str, T], name: str) -> dict[str, T]:
+    return {key: value for key, value in entries.items() if key != name}
+
+
+def _with_qlen(case: Case, row: int, qlen: int) -> Case:
+    call = case.call
+    qlens = (*call.qlens[:row], qlen, *call.qlens[row + 1 :])
+    tail = min(call.tail, call.rows * call.window - sum(qlens))
+    return replace(case, call=replace(call, qlens=qlens, tail=tail))
+
+
+def _only_rows(case: Case, rows: list[int]) -> Case:
+    """The case with these rows alone; ids and slots stay, so the rows keep their values."""
+    call, relation = case.call, case.relation
+    lists = {
+        name: tuple(getattr(call, name)[i] for i in rows)
+        for name in ("qlens", "slots", "ids", "hostile")
+        if getattr(call, name)
+    }
+    spare = call.capacity - call.rows
+    smaller: Verify = replace(call, **lists)
+    free = len(rows) * call.window - sum(smaller.qlens)
+    capacity = len(rows) + spare if call.records == "row" else call.capacity
+    smaller = replace(smaller, tail=min(call.tail, free), capacity=capacity)
+    match relation:
+        case Hostile(row=row, token=token):
+            relation = Hostile(rows.index(row), token)
+        case Permute(order=order):
+            relation = Permute(tuple(rows.index(i) for i in order if i in rows))
+        case Rename(slots=slots):
+            relation = Rename(tuple(slots[i] for i in rows))
+        case _:
+            pass
+    return replace(case, call=smaller, relation=relation)
+
+
+def _small_names(case: Case) -> Case:
+    """Live slots numbered from 1 in row order, in a pool and with record rows no larger than needed."""
+    call = case.call
+    names: dict[int, int] = {}
+    for slot in call.slots:
+        if slot > 0:
+            names.setdefault(slot, len(names) + 1)
+    slots = tuple(names.get(slot, slot) for slot in call.slots)
+    capacity = call.rows if call.records == "row" else call.capacity
+    pool = max((*names.values(), 0)) + 1
+    relation = case.relation if not isinstance(case.relation, Rename) else None
+    return replace(case, call=replace(call, slots=slots, pool=pool, capacity=capacity), relation=relation)

@@ -1,0 +1,51 @@
+"""Processes that end with the one that started them, whatever ends it."""
+
+import ctypes
+import os
+import signal
+import sys
+
+from impl.contract import one_line
+
+PIPE_BROKEN = 141
+"""Exit code where nobody reads on, as a shell reports a process that died of SIGPIPE."""
+_PR_SET_PDEATHSIG = 1
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM came; handled like Ctrl-C, so that nothing is left running or half done."""
+
+
+def raise_on_sigterm() -> None:
+    """Turn SIGTERM into ``TerminatedError`` in the main thread."""
+
+    def handler(*_: object) -> None:
+        raise TerminatedError
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the system kill this process when ``parent``, which started it, is gone (Linux).
+
+    Strictly: when the thread that started it ends. A parent killed outright cannot stop its
+    children, and one of them may hang in a kernel for ever.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def ending(code: int, errors: bytes) -> str:
+    """How a process ended, by its exit code, and the last line of what it said."""
+    try:
+        text = (
+            f"the process died of {signal.Signals(-code).name}"
+            if code < 0
+            else f"the process exited with {code}"
+        )
+    except ValueError:
+        text = f"the process died of signal {-code}"
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return f"{text}: {one_line(lines[-1], 300)}" if lines else text

@@ -1,0 +1,179 @@
+"""The workers of a fuzzing run: what they are told, what they tell, and what they do."""
+
+import multiprocessing
+import os
+import queue
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+from hypothesis.strategies import SearchStrategy
+
+from ci.executor import Executor, SuiteError
+from ci.failures import save
+from ci.processes import TerminatedError, die_with_parent
+from ci.search import Failure, InterruptedSearchError, Search, Tally, run
+from impl.contract import Domain, UnavailableError
+from oracle.case import Case
+from oracle.judge import Verdict
+from tests.strategies.cases import CASES
+from tests.strategies.variants import palette
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked to do; ``minutes`` overrules ``examples``."""
+
+    implementations: tuple[str, ...]
+    operations: tuple[str, ...]
+    device: str
+    examples: int = 100
+    minutes: float | None = None
+    seed: int = 0
+    jobs: int = 1
+    save: Path = Path(".kdafuzz/failures")
+    palette: int = 0
+    timeout: float = 60.0
+    keep_going: bool = False
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One search of the plan. ``key`` is the table row it belongs to."""
+
+    implementation: str
+    operation: str
+    index: int
+    examples: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The row."""
+        return self.implementation, self.operation
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker tells: progress, a failure, a shard's end, or that it cannot go on."""
+
+    shard: Shard
+    tally: Tally | None = None
+    failure: Failure | None = None
+    path: Path | None = None
+    done: bool = False
+    unavailable: str = ""
+    broken: str = ""
+
+
+class _Stop:
+    """Handles SIGTERM: asks the search to end, and ends the case that it may be waiting for.
+
+    It raises nothing: a signal that comes during garbage collection, where Hypothesis has a
+    hook, would have its exception swallowed.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.executor: Executor | None = None
+
+    def __call__(self, *_: object) -> None:
+        self.asked = True
+        if self.executor is not None:
+            self.executor.kill()
+
+    def check(self, case: Case) -> Verdict:
+        """The executor's verdict; ``TerminatedError`` in place of whatever came of a stop."""
+        assert self.executor is not None
+        try:
+            return self.executor.check(case)
+        finally:
+            if self.asked:
+                raise TerminatedError
+
+    def use(self, implementation: str, options: Options) -> None:
+        """Have a child process for an implementation."""
+        if self.executor is None or self.executor.implementation != implementation:
+            self.close()
+            self.executor = Executor(implementation, options.device, timeout=options.timeout)
+
+    def close(self) -> None:
+        """Stop the child process."""
+        if self.executor is not None:
+            self.executor.close()
+
+
+def work(
+    options: Options,
+    deadline: float | None,
+    tasks: "Queue[tuple[Shard, Domain] | None]",
+    events: "Queue[Event]",
+) -> None:
+    """A worker process: one shard after the other, one child process per implementation."""
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop)
+    parent = multiprocessing.parent_process()
+    die_with_parent(os.getppid() if parent is None or parent.pid is None else parent.pid)
+    try:
+        while not stop.asked:
+            try:
+                task = tasks.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            if task is None:
+                break
+            stop.use(task[0].implementation, options)
+            _run_shard(options, deadline, *task, stop, events)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        stop.close()
+
+
+def _run_shard(
+    options: Options,
+    deadline: float | None,
+    shard: Shard,
+    domain: Domain,
+    stop: _Stop,
+    events: "Queue[Event]",
+) -> None:
+    def keep(failure: Failure) -> None:
+        found = {"implementation": shard.implementation, "device": options.device}
+        try:
+            path = save(options.save, failure.case, failure.verdict, found)
+        except OSError as error:
+            raise UnavailableError(f"cannot save a failing case: {error}") from None
+        events.put(Event(shard, failure=failure, path=path))
+
+    try:
+        search = Search(
+            strategy=strategy(shard.operation, domain, options.seed, options.palette),
+            judge=stop.check,
+            seed=options.seed * 1_000_003 + shard.index,
+            examples=shard.examples,
+            until=float("inf") if deadline is None else time.monotonic() + deadline - time.time(),
+            report=lambda tally: events.put(Event(shard, tally)),
+        )
+        _, failure = run(search)
+        if failure is not None:
+            keep(failure)
+        events.put(Event(shard, done=True))
+    except UnavailableError as error:
+        events.put(Event(shard, unavailable=str(error), done=True))
+    except InterruptedSearchError as interruption:
+        keep(interruption.failure)
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever ends a worker must end the run with it
+        text = str(error) if isinstance(error, SuiteError) else traceback.format_exc()
+        events.put(Event(shard, broken=text, done=True))
+
+
+def strategy(operation: str, domain: Domain, seed: int, palette_size: int) -> SearchStrategy[Case]:
+    """The operation's strategy for a domain; with a palette of ``palette_size`` variants unless 0."""
+    chosen = palette(seed, palette_size, domain) if palette_size else None
+    return CASES[operation](domain=domain, palette=chosen)

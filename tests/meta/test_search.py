@@ -1,0 +1,95 @@
+"""A search keeps what it found, whatever stops it."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ci.search import InterruptedSearchError, Search, run
+from impl.contract import UnavailableError
+from oracle.case import Case
+from oracle.codec import canonical
+from oracle.judge import Problem, Verdict
+from tests.strategies.cases import verify_cases
+
+WRONG = Verdict(2.0, problems=(Problem("value", text="wrong"),))
+
+
+def searched(judge: Callable[[Case], Verdict], until: float = float("inf"), seed: int = 3) -> Search:
+    return Search(verify_cases(), judge, seed, 30, until)
+
+
+def test_an_error_of_the_judge_ends_the_search_at_once() -> None:
+    calls = []
+
+    def judge(case: Case) -> Verdict:
+        calls.append(case)
+        if len(calls) == 4:
+            raise UnavailableError("gone")
+        return Verdict()
+
+    with pytest.raises(UnavailableError, match="gone"):
+        run(searched(judge))
+    assert len(calls) == 4
+
+
+def test_a_failure_that_comes_once_is_not_lost() -> None:
+    calls = []
+
+    def judge(case: Case) -> Verdict:
+        calls.append(canonical(case))
+        return WRONG if len(calls) == 5 else Verdict()
+
+    tally, failure = run(searched(judge))
+    assert failure is not None
+    assert (failure.flaky, failure.shrunk) == (True, False)
+    assert canonical(failure.case) == calls[4]
+    assert tally.examples == 5
+
+
+def test_time_that_runs_out_while_shrinking_keeps_the_failure() -> None:
+    until = time.monotonic() + 1.0
+    judged = []
+
+    def judge(case: Case) -> Verdict:
+        assert time.monotonic() < until + 0.6
+        if case.call.value_dim <= 16:
+            return Verdict()
+        time.sleep(0.3)
+        judged.append(canonical(case))
+        return WRONG
+
+    _, failure = run(searched(judge, until))
+    assert failure is not None
+    assert (failure.flaky, failure.shrunk) == (False, False)
+    assert canonical(failure.case) in judged
+
+
+def test_an_interruption_while_shrinking_keeps_the_failure() -> None:
+    judged = []
+
+    def judge(case: Case) -> Verdict:
+        if case.call.value_dim <= 16:
+            return Verdict()
+        judged.append(canonical(case))
+        if len(judged) == 3:
+            raise KeyboardInterrupt
+        return WRONG
+
+    with pytest.raises(InterruptedSearchError) as caught:
+        run(searched(judge))
+    assert canonical(caught.value.failure.case) in judged[:2]
+    assert not caught.value.failure.shrunk
+
+
+def test_a_case_that_fails_for_certain_is_not_judged_again() -> None:
+    judged: list[bytes] = []
+
+    def judge(case: Case) -> Verdict:
+        judged.append(canonical(case))
+        return WRONG
+
+    _, failure = run(searched(judge))
+    assert failure is not None
+    assert failure.shrunk
+    assert max(judged.count(case) for case in judged) == 2
