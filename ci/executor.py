@@ -129,6 +129,8 @@ class Executor:
             raise UnavailableError(reply.unavailable)
         if reply.broken:
             raise SuiteError(reply.broken)
+        if reply.died is not None:
+            return crashed(ending(reply.died, self._last_words()))
         return reply
 
     def _receive(self, timeout: float) -> bytes | Verdict:

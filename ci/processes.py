@@ -1,15 +1,18 @@
 """Processes that end with the one that started them, whatever ends it."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 from impl.contract import one_line
 
 PIPE_BROKEN = 141
 """Exit code where nobody reads on, as a shell reports a process that died of SIGPIPE."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -35,6 +38,32 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a dead child of this process leaves behind (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children() -> None:
+    """Kill every child of this process and wait for its end, and for theirs that are adopted then."""
+    while children := [pid for pid in _processes() if _parent(pid) == os.getpid()]:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def ending(code: int, errors: bytes) -> str:

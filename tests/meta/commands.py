@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,11 @@ def processes_of(folder: Path) -> list[int]:
             if inside and alive and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
+
+
+def gone(folder: Path, seconds: float = 5.0) -> bool:
+    """Whether every process of a run ends within some seconds."""
+    end = time.monotonic() + seconds
+    while processes_of(folder) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not processes_of(folder)
