@@ -13,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ci.executor import SuiteError
-from ci.failures import replay_line, require_writable
+from ci.failures import require_writable
 from ci.fuzz import Row, Run
 from ci.processes import PIPE_BROKEN, TerminatedError
 from ci.query import probe
+from ci.report import describe
 from ci.worker import Options
 from impl.contract import OPERATIONS, Domain, UnavailableError
 from impl.devices.registry import default
@@ -200,11 +201,8 @@ def _print(out: Console, run: Run) -> None:
             kind = "not reproducible" if failure.flaky else kind
             name = escape(f"{row.implementation} {row.operation}")
             out.print(f"\n[bold]{name}[/bold]: {kind} {escape(str(path))}", soft_wrap=True)
-            for problem in failure.verdict.problems[:3]:
-                out.print(f"  {problem.describe()}", soft_wrap=True, markup=False)
-            out.print(
-                f"  {replay_line(path, row.implementation, run.options.device)}", soft_wrap=True, markup=False
-            )
+            for line in describe(failure.case, failure.verdict, path, row.implementation, run.options.device):
+                out.print(f"  {line}", soft_wrap=True, markup=False)
     for row in run.rows.values():
         if row.tally.by_tensor:
             out.print(_distribution(row), soft_wrap=True, markup=False)

@@ -7,7 +7,8 @@ from rich.markup import escape
 
 from ci.campaign import console
 from ci.executor import Executor
-from ci.failures import case_id, locate, replay_line
+from ci.failures import case_id, locate
+from ci.report import describe
 from impl.contract import UnavailableError
 from impl.devices.registry import default
 from impl.registry import split
@@ -76,13 +77,5 @@ def _badge(out: Console, file: Path, entry: CaseFile, name: str, device: str, ve
     path = f" path {verdict.path}" if verdict.path else ""
     told = f"{case_id(entry.case)} {entry.case.op} {name} on {device}:{path} ratio {verdict.ratio:.3f}"
     out.print(f"{badge} {escape(told)}", soft_wrap=True)
-    if verdict.ok:
-        return
-    call = entry.case.call
-    out.print(
-        f"     {call.rows} rows, {call.heads} heads, K {call.key_dim}, V {call.value_dim}, "
-        f"window {call.window}, {call.tokens} tokens; first stage to diverge: {verdict.stage}"
-    )
-    for problem in verdict.problems:
-        out.print(f"     {problem.describe()}", soft_wrap=True, markup=False)
-    out.print(f"     {replay_line(file, name, device)}", soft_wrap=True, markup=False)
+    for line in describe(entry.case, verdict, file, name, device) if not verdict.ok else ():
+        out.print(f"     {line}", soft_wrap=True, markup=False)

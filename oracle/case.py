@@ -10,7 +10,18 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from oracle.layout import DENSE, Layout, Page, Strided, TensorSpec, check_layout, check_page, extent, strides
+from oracle.layout import (
+    DENSE,
+    Layout,
+    Page,
+    Strided,
+    TensorSpec,
+    check_layout,
+    check_page,
+    extent,
+    intern_field,
+    strides,
+)
 
 NULL_SLOT = 0
 PAD_SLOT = -1
@@ -236,6 +247,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return str(self.call.__struct_config__.tag)
 
     def __post_init__(self) -> None:
+        intern_field(self, "poison")
         self.call.check()
         specs = self.call.tensors()
         for name, layout in self.layouts.items():

@@ -7,6 +7,7 @@ block table is a vector whose only dimension has a gap. Sizes of one keep their 
 one-element view has the wide stride that a real slice would have.
 """
 
+import sys
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,16 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 Fence = Literal["none", "below", "above"]
 Strided = Literal["dense", "leading", "any"]
+
+
+def intern_field(struct: msgspec.Struct, name: str) -> None:
+    """Make a text field the one object that equal texts share.
+
+    msgspec leaves a field out of the JSON where it *is* the default, not where it equals it;
+    a text that was read from JSON or unpickled would be written again, and a case's bytes, and
+    with them its id, would depend on where it comes from.
+    """
+    msgspec.structs.force_setattr(struct, name, sys.intern(getattr(struct, name)))
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +73,9 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     order: tuple[int, ...] = ()
     fence: Fence = "none"
 
+    def __post_init__(self) -> None:
+        intern_field(self, "fence")
+
 
 class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Tensors that share one allocation, interleaved along their leading dimension.
@@ -76,6 +90,9 @@ class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     tail: int = 0
     offset: int = 0
     fence: Fence = "none"
+
+    def __post_init__(self) -> None:
+        intern_field(self, "fence")
 
 
 DENSE = Layout()

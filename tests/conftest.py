@@ -11,8 +11,9 @@ from hypothesis import HealthCheck
 
 from ci.campaign import default_palette
 from ci.executor import Executor
-from ci.failures import CORPORA, replay_line, save
+from ci.failures import CORPORA, save
 from ci.query import Offer, ask
+from ci.report import describe
 from impl.devices.registry import NAMES, default
 from impl.registry import split
 from oracle.buckets import buckets
@@ -102,9 +103,7 @@ class Subject:
         if not verdict.ok:
             found = {"implementation": self.name, "device": self.device}
             path = save(self._save_to, case, verdict, found)
-            lines = [problem.describe() for problem in verdict.problems[:5]]
-            lines += [f"path {verdict.path}", replay_line(path, self.name, self.device)]
-            pytest.fail("\n".join(lines), pytrace=False)
+            pytest.fail("\n".join(describe(case, verdict, path, self.name, self.device)), pytrace=False)
 
     def close(self) -> None:
         """Stop the child process."""

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,3 +204,12 @@ def test_reading_from_disk(tmp_path: Path) -> None:
 def test_a_bare_case_in_text(text: str | bytes) -> None:
     with pytest.raises(CaseError, match=r"^not a valid case: "):
         case_from_json(text)
+
+
+@given(verify_cases())
+def test_a_case_has_one_form_wherever_it_comes_from(case: Case) -> None:
+    """Its id and a run's digest hang on these bytes."""
+    packed = msgspec.msgpack.decode(msgspec.msgpack.encode(case), type=Case)
+    others = (case_from_json(canonical(case)), pickle.loads(pickle.dumps(case)), packed)  # noqa: S301 (our own bytes)
+    for other in (*others, loads(dumps(CaseFile(kdafuzz=SCHEMA, case=case))).case):
+        assert canonical(other) == canonical(case)
