@@ -67,6 +67,7 @@ def command(
         f"seed {options.seed}" + (f", palette of {options.palette} variants" if options.palette else ""),
         markup=False,
     )
+    out.print("loading (a release of vLLM is downloaded on its first use) ..")
     run = _prepare(options)
     stopped: KeyboardInterrupt | SuiteError | None = None
     try:
@@ -219,6 +220,8 @@ def _distribution(row: Row) -> str:
         count = sum(1 for ratio in ratios if ratio <= edge)
         parts.append(f"<= {edge:g}: {100 * (count - below) / len(ratios):.1f} %")
         below = count
+    if below < len(ratios):
+        parts.append(f"failing: {100 * (len(ratios) - below) / len(ratios):.1f} %")
     tensors = ", ".join(f"{name} {ratio:.3f}" for name, ratio in sorted(row.tally.by_tensor.items()))
     name = f"{row.implementation} {row.operation}"
     return f"{name}: largest ratio by tensor: {tensors}; by example {', '.join(parts)}"

@@ -44,7 +44,7 @@ def cli() -> None:
 def implementation_option(default: str) -> Callable[[F], F]:
     """The option --impl."""
     text = "Comma-separated: triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV, module:factory."
-    return click.option("--impl", "implementations", default=default, show_default=default or None, help=text)
+    return click.option("--impl", "implementations", default=default, show_default=bool(default), help=text)
 
 
 device_option = click.option(

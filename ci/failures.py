@@ -32,7 +32,8 @@ def file_name(case: Case, words: str) -> str:
 def save(folder: Path, case: Case, verdict: Verdict, found: dict[str, str]) -> Path:
     """Write a failing case below ``folder``, whole or not at all; the same case has one name."""
     problem = verdict.problems[0]
-    words = " ".join((found.get("implementation", ""), problem.stage or problem.kind, problem.tensor))
+    parts = [found.get("implementation", ""), problem.stage or problem.kind, problem.tensor]
+    words = " ".join(dict.fromkeys(parts))
     path = folder / file_name(case, words)
     entry = CaseFile(
         kdafuzz=SCHEMA, case=case, checksum=checksum(case), found={**found, "problem": problem.describe()}
@@ -83,8 +84,10 @@ def locate(text: str, folders: tuple[Path, ...] = (FAILURES, CORPORA)) -> list[P
         if not found:
             raise CaseError(f"{text}: no case files (*.json) in this folder")
         return found
-    if path.exists() or not ID.fullmatch(text):
+    if path.exists():
         return [path]
+    if not ID.fullmatch(text):
+        raise CaseError(f"{text}: no such file or folder, and no case id (eight hexadecimal digits)")
     matches = sorted({match for folder in folders for match in folder.rglob(f"*-{text}.json")})
     if not matches:
         raise CaseError(f"{text}: no case of this id in {' or '.join(map(str, folders))}")

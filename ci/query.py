@@ -72,7 +72,7 @@ def _answer(implementation: str, device: str) -> Offer:
         found = resolve(implementation)
     except UnavailableError as error:
         return Offer(error=str(error))
-    return Offer(found.version, tuple(found.operations), dict(found.absent), found.domain, found.devices)
+    return Offer(found.version, tuple(found.operations), dict(found.absent), found.offered, found.devices)
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ class Tally:
     digest: str = ""
 
     def add(self, other: "Tally") -> None:
-        """Add another search's counts; digests combine by exclusive or, so order is free."""
+        """Add another search's counts; digests are summed, so order is free."""
         self.examples += other.examples
         self.executions += other.executions
         self.seconds += other.seconds
@@ -81,8 +81,9 @@ class Tally:
             self.by_tensor[name] = max(ratio, self.by_tensor.get(name, 0.0))
         for name, count in other.reached.items():
             self.reached[name] = self.reached.get(name, 0) + count
-        mixed = int(self.digest or "0", 16) ^ int(other.digest or "0", 16)
-        self.digest = f"{mixed:016x}"
+        if other.digest:
+            mixed = int(self.digest or "0", 16) + int(other.digest, 16)
+            self.digest = f"{mixed % (1 << 64):016x}"
 
 
 @dataclass(frozen=True)

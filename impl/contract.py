@@ -8,7 +8,7 @@ parameter ``records`` means one record row per batch row, ``correction_cache`` a
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import msgspec
@@ -81,6 +81,12 @@ class Implementation:
             raise UnavailableError(f"{operation}: {why}")
         functions = entry if isinstance(entry, tuple) else (entry,)
         return {record_layout(function): function for function in functions}
+
+    @property
+    def offered(self) -> Domain:
+        """The domain, less the record layouts that no callable takes."""
+        taken = {layout for operation in self.operations for layout in self.variants(operation)}
+        return replace(self.domain, records=tuple(x for x in self.domain.records if x in taken))
 
     def takes(self, case: Case) -> str:
         """Why the implementation cannot run this case, or nothing."""

@@ -1,6 +1,8 @@
 """``observe(case, implementation, device) -> Observation``: run one call and say what it did."""
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -94,4 +96,13 @@ def _describe(error: Exception) -> str:
         text = one_line(error)
     except Exception:  # its own __str__ may be at fault
         text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__) + _place(error)
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised: the last line of the traceback, and of the kernel's own that led there."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    if not frames:
+        return ""
+    places = dict.fromkeys(f"{Path(f.filename).name}:{f.lineno}" for f in (frames[0], frames[-1]))
+    return f" (at {', '.join(places)})"

@@ -58,7 +58,7 @@ def closed_form(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same from cumulative decays, without a running state: (u, o, final state).
 
-    With L_t = g_0 + .. + g_t, all from the old state S_0 (contract, sections 1.6 and 2.2):
+    With L_t = g_0 + .. + g_t, all from the old state S_0:
     u_t = beta_t (v_t - S_0 (e^{L_t} k_t) - sum_{i<t} <k_i e^{L_t - L_i}, k_t> u_i)
     o_t = S_0 (e^{L_t} q_t) + sum_{i<=t} <k_i e^{L_t - L_i}, q_t> u_i
     """

@@ -18,6 +18,7 @@ from impl.devices.registry import NAMES, default
 from impl.registry import split
 from oracle.buckets import buckets
 from oracle.case import Case
+from oracle.judge import Verdict
 
 PROFILES = {
     "dev": hypothesis.settings(max_examples=25),
@@ -69,7 +70,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"kdafuzz: device {device}, profile {chosen}, seed {seed}"]
     for name in split(config.getoption("--impl")):
         offer = offer_of(name, device)
-        lines.append(f"kdafuzz: {name}: {offer.error or offer.version}")
+        lines.append(f"kdafuzz: {offer.error}" if offer.error else f"kdafuzz: {name} {offer.version}")
     return lines
 
 
@@ -91,6 +92,7 @@ class Subject:
         self.offer = offer_of(name, device)
         self._save_to = save_to
         self._executor = Executor(name, device)
+        self._last: tuple[str, Path | None] = ("", None)
         self.palette = default_palette(device, 25)
 
     def require(self, case: Case) -> None:
@@ -102,12 +104,30 @@ class Subject:
                 hypothesis.event(name)
         if not verdict.ok:
             found = {"implementation": self.name, "device": self.device}
-            path = save(self._save_to, case, verdict, found)
+            path = self._save(case, verdict, found)
             pytest.fail("\n".join(describe(case, verdict, path, self.name, self.device)), pytrace=False)
+
+    def _save(self, case: Case, verdict: Verdict, found: dict[str, str]) -> Path:
+        """Save the case in place of the larger one that shrinking saved before it in the same test."""
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        before = set(self._save_to.rglob("*.json"))
+        path = save(self._save_to, case, verdict, found)
+        last_test, last_path = self._last
+        if last_test == test and last_path is not None and last_path != path:
+            last_path.unlink(missing_ok=True)
+        self._last = (test, path if path not in before or last_path == path else None)
+        return path
 
     def close(self) -> None:
         """Stop the child process."""
         self._executor.close()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--replay"):
+        kept = [item for item in items if "case_file" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -125,6 +145,6 @@ def device(pytestconfig: pytest.Config) -> str:
 def subject(request: pytest.FixtureRequest, device: str) -> Iterator[Subject]:
     made = Subject(request.param, device, request.config.getoption("--save-failures"))
     if made.offer.error:
-        pytest.fail(f"--impl {request.param}: {made.offer.error}", pytrace=False)
+        pytest.fail(made.offer.error, pytrace=False)
     yield made
     made.close()

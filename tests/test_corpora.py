@@ -8,6 +8,7 @@ from ci.corpus import rules_broken
 from ci.failures import locate
 from ci.replay import load
 from impl.contract import UnavailableError
+from oracle.codec import CaseError
 from tests.conftest import Subject
 
 
@@ -16,7 +17,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     corpus: Path = metafunc.config.getoption("--corpus")
     chosen = metafunc.config.getoption("--replay")
-    files = [f for text in chosen for f in locate(text)] if chosen else sorted(corpus.rglob("*.json"))
+    try:
+        files = [f for text in chosen for f in locate(text)] if chosen else sorted(corpus.rglob("*.json"))
+    except CaseError as error:
+        raise pytest.UsageError(str(error)) from None
     metafunc.parametrize("case_file", files, ids=[f.stem for f in files])
 
 

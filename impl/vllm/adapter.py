@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from impl.contract import Domain, Implementation, UnavailableError
+from impl.contract import Implementation, UnavailableError
 from impl.vllm.load import AbsentError, LoadedVllm, load
 from impl.vllm.source import SourceError, resolve, split_flavour
 
@@ -21,10 +21,8 @@ def implementation(text: str) -> Implementation:
         raise UnavailableError(f"{text}: {error}") from None
     operations: dict[str, Callable[..., object]] = {}
     absent: dict[str, str] = {}
-    domain = Domain()
     try:
         operations["verify"] = loaded.verify()
-        domain = Domain(records=(loaded.record_layout(),))
     except (AbsentError, SourceError) as error:
         absent["verify"] = str(error)
     return Implementation(
@@ -32,7 +30,6 @@ def implementation(text: str) -> Implementation:
         version=version_of(loaded),
         operations=operations,
         arithmetic="sequential-fp32",
-        domain=domain,
         absent=absent,
         path=lambda: "triton",
     )

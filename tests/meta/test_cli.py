@@ -93,13 +93,13 @@ def test_replay_of_a_bad_file(run: Here, tmp_path: Path, data: bytes, sentence: 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nothing.json", "No such file"),
+        ("nothing.json", "no such file"),
         ("deadbeef", "no case of this id"),
         ("folder", "no case files"),
         ("holds-a-folder.json/..", "no case files"),
         ("/proc/self/mem", "cannot read"),
         ("x" * 5000, "too long"),
-        ("\udcff[/red].json", "No such file"),
+        ("\udcff[/red].json", "no such file"),
         ("", "no case files"),
     ],
 )
