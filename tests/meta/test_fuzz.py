@@ -91,6 +91,8 @@ def started(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
+        # A shell starts a background job, such as a CI step, with Ctrl-C ignored; its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield running
