@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One edit ``old -> new``, the classes of 04-fault-classes it stands for, and its smallest case.
+    """One edit ``old -> new``, the classes of FAULT_CLASSES.md it stands for, and its smallest case.
 
     ``rows``, ``heads`` and ``tokens`` bound the batch that shrinking must reach. ``beyond``
     says why no drawn case can show the fault; it then has a test of its own.

@@ -24,7 +24,7 @@ SHRUNK = (
 )
 """Faults found early that never crash: a crash costs a new process at every step of the shrinker."""
 CLASSES = {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 21, 22, 23, 24, 25, 27}
-"""Classes of 04 that one verify call can show; the others are about commit, conv or a GPU."""
+"""Classes of FAULT_CLASSES.md that one verify call can show; the others are about commit, conv or a GPU."""
 
 
 @pytest.fixture(scope="module")
