@@ -8,7 +8,8 @@ slots leaves every remaining element as it was. Metamorphic relations and shrink
 this.
 
 A *regime* names a distribution. Each is a function of a stream and of the block's shape
-``[tokens, channels]`` and returns float64, rounded once to the tensor's dtype.
+``[tokens, channels]`` and returns float64, which
+torch converts to the tensor's dtype (to narrow ones through fp32).
 """
 
 import hashlib
@@ -213,6 +214,8 @@ class Values:
 def build(case: Case) -> Values:
     """Build the case's inputs; deterministic to the bit. ``ValueError`` for an unknown regime."""
     call, specs = case.call, case.call.tensors()
+    if without := sorted(case.regimes.keys() - REGIMES.keys()):
+        raise ValueError(f"{without[0]} has no regimes: its values follow from the case")
     tensors: dict[str, torch.Tensor] = {}
     filled: dict[str, torch.Tensor] = {}
     for name, spec in specs.items():

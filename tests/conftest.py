@@ -1,6 +1,7 @@
 """Options, profiles and the header of the suite's pytest runs."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck
+from hypothesis.strategies import SearchStrategy
 
 from ci.campaign import default_palette
 from ci.executor import Executor
@@ -20,10 +22,12 @@ from oracle.buckets import buckets
 from oracle.case import Case
 from oracle.judge import Verdict
 
+NIGHTLY_MINUTES = float(os.environ.get("KDAFUZZ_NIGHTLY_MINUTES", "10"))
+"""How long one test may search under the profile ``nightly``."""
 PROFILES = {
     "dev": hypothesis.settings(max_examples=25),
     "ci": hypothesis.settings(max_examples=100, derandomize=True, database=None),
-    "nightly": hypothesis.settings(max_examples=10_000),
+    "nightly": hypothesis.settings(max_examples=200),
     "repro": hypothesis.settings(max_examples=1, phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse]),
 }
 
@@ -87,13 +91,26 @@ def offer_of(name: str, device: str) -> Offer:
 class Subject:
     """One implementation on one device, and what a property test needs of it."""
 
-    def __init__(self, name: str, device: str, save_to: Path) -> None:
+    def __init__(self, name: str, device: str, save_to: Path, time_box: float) -> None:
         self.name, self.device = name, device
         self.offer = offer_of(name, device)
         self._save_to = save_to
         self._executor = Executor(name, device)
         self._last: tuple[str, Path | None] = ("", None)
+        self._time_box = time_box
         self.palette = default_palette(device, 25)
+
+    def search(self, strategy: SearchStrategy[Case]) -> None:
+        """Require what the strategy draws; again with other cases while there is time, if there is a box."""
+
+        @hypothesis.given(strategy)
+        def holds(case: Case) -> None:
+            self.require(case)
+
+        end = time.monotonic() + self._time_box
+        holds()
+        while time.monotonic() < end:
+            holds()
 
     def require(self, case: Case) -> None:
         """Judge a case; a failing one is saved and described with its replay line."""
@@ -143,7 +160,9 @@ def device(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest, device: str) -> Iterator[Subject]:
-    made = Subject(request.param, device, request.config.getoption("--save-failures"))
+    config = request.config
+    time_box = 60.0 * NIGHTLY_MINUTES if config.getoption("--hypothesis-profile") == "nightly" else 0.0
+    made = Subject(request.param, device, config.getoption("--save-failures"), time_box)
     if made.offer.error:
         pytest.fail(made.offer.error, pytrace=False)
     yield made
