@@ -1,6 +1,7 @@
 """``kdafuzz fuzz``: plan from options, live progress, the table, and the exit code."""
 
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -41,8 +42,6 @@ def command(
     json_path: Path | None,
 ) -> int:
     """Run what the options ask for; returns the exit code."""
-    from ci.cli import new_seed
-
     device = device or default()
     options = Options(
         implementations=split(implementations),
@@ -50,7 +49,7 @@ def command(
         device=device,
         examples=examples,
         minutes=minutes,
-        seed=new_seed() if seed is None else seed,
+        seed=secrets.randbelow(2**31) if seed is None else seed,
         jobs=jobs or _jobs(device),
         save=save,
         palette=default_palette(device, examples) if palette is None else palette,

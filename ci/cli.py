@@ -6,7 +6,6 @@ Exit codes everywhere: 0 clean, 1 failures found, 2 could not run, 130 interrupt
 import io
 import math
 import os
-import secrets
 import sys
 import traceback
 from collections.abc import Callable
@@ -136,11 +135,6 @@ def corpus_check(folder: Path | None) -> None:
     from ci.corpus import command
 
     sys.exit(command(folder))
-
-
-def new_seed() -> int:
-    """A seed for a run that was given none."""
-    return secrets.randbelow(2**31)
 
 
 def main() -> None:

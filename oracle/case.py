@@ -5,7 +5,6 @@ parallel lists, which shrink better than a list of rows), where every tensor lie
 regime per tensor and one seed; ``oracle.values`` builds the elements from these.
 """
 
-import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -289,7 +288,3 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             msgspec.structs.replace(self.call, slots=relation.slots).check()
         if isinstance(relation, Relayout):
             Case(call=self.call, layouts=relation.layouts, pages=relation.pages)
-
-    def elements(self) -> int:
-        """Elements of all tensors: a measure of the case's size."""
-        return sum(math.prod(spec.shape) for spec in self.call.tensors().values())

@@ -1,6 +1,6 @@
 """What the oracle expects of memory after a call, and what a run left there."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -60,4 +60,3 @@ class Observation:
     path: str = ""
     device: str = "cpu"
     arithmetic: str = "sequential-fp32"
-    fresh: frozenset[str] = field(default_factory=frozenset)

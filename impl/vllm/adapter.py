@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from impl.contract import Implementation, UnavailableError
-from impl.vllm.load import AbsentError, LoadedVllm, load
+from impl.vllm.load import AbsentError, load
 from impl.vllm.source import SourceError, resolve, split_flavour
 
 
@@ -27,14 +27,9 @@ def implementation(text: str) -> Implementation:
         absent["verify"] = str(error)
     return Implementation(
         name=text,
-        version=version_of(loaded),
+        version=loaded.source.version,
         operations=operations,
         arithmetic="sequential-fp32",
         absent=absent,
         path=lambda: "triton",
     )
-
-
-def version_of(loaded: LoadedVllm) -> str:
-    """The source's version, as it calls itself."""
-    return loaded.source.version
