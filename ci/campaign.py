@@ -128,7 +128,7 @@ def _prepare(options: Options) -> Run:
         versions[name] = offer.version
         for operation in options.operations:
             if operation in offer.operations:
-                domains[name, operation] = offer.domain
+                domains[name, operation] = offer.domains[operation]
             else:
                 absent[name, operation] = offer.absent.get(operation, f"{name} does not offer {operation}")
     run = Run(options, versions, domains)

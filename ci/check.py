@@ -5,11 +5,11 @@ import math
 from impl.contract import Implementation, UnavailableError
 from impl.devices.base import Device
 from impl.observe import observe
-from oracle.case import Case
+from oracle.case import Case, image
 from oracle.expect import expect
 from oracle.expectation import Expected, Observation
 from oracle.judge import Problem, Verdict, judge
-from oracle.relations import disagreements, image
+from oracle.relations import disagreements
 from oracle.tracked import arithmetic
 from oracle.values import build
 

@@ -98,7 +98,9 @@ def _implementation(name: str) -> list[tuple[str, str]]:
     offer = ask(name, default())
     if offer.error:
         return [("unavailable", offer.error)]
-    rows = [("version", offer.version or "not told"), ("record layouts", ", ".join(offer.domain.records))]
+    rows = [("version", offer.version or "not told")]
+    if "verify" in offer.domains:
+        rows.append(("record layouts", ", ".join(offer.domains["verify"].records)))
     for operation in OPERATIONS:
         told = "available" if operation in offer.operations else offer.absent.get(operation, "not offered")
         rows.append((operation, told))

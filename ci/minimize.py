@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from oracle.case import Case, Hostile, Permute, Rename, Verify
+from oracle.calls import AnyCall
+from oracle.case import Case, Hostile, Permute
 from oracle.judge import Verdict
 
 T = TypeVar("T")
@@ -64,20 +65,19 @@ def signature(verdict: Verdict) -> tuple[str, str, str]:
     return first.kind, first.stage, first.tensor
 
 
-def measure(case: Case) -> tuple[int, ...]:
+def measure(case: Case) -> tuple[object, ...]:
     """A case's size, most significant first; every candidate's is lexicographically less."""
     call = case.call
     return (
         call.rows,
-        call.heads,
+        tuple(getattr(call, name) for name in call.shrinkable),
         sum(call.qlens),
-        call.tail,
-        call.window,
+        call.size(),
         case.relation is not None,
         len(case.pages),
         len(case.layouts),
         len(case.regimes),
-        call.pool + call.capacity + sum(abs(slot) for slot in call.slots),
+        call.pool + sum(abs(slot) for slot in call.slots),
         case.seed,
         case.poison != "nan",
     )
@@ -100,16 +100,18 @@ def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
         yield lambda i=i: _only_rows(case, [i])  # type: ignore[misc]
     for i in range(call.rows):
         yield lambda i=i: _only_rows(case, [j for j in range(call.rows) if j != i])  # type: ignore[misc]
-    for heads in sorted({1, call.heads // 2, call.heads - 1} - {0, call.heads}):
-        yield lambda heads=heads: replace(case, call=replace(call, heads=heads))  # type: ignore[misc]
-        for seed in range(SEEDS):
-            yield lambda h=heads, s=seed: replace(case, call=replace(call, heads=h), seed=s)  # type: ignore[misc]
+    for name in call.shrinkable:
+        size = getattr(call, name)
+        for smaller in sorted({1, size // 2, size - 1} - {0, size}):
+            changed = {name: smaller}
+            yield lambda c=changed: _with(case, **c)  # type: ignore[misc]
+            for seed in range(SEEDS):
+                yield lambda c=changed, s=seed: replace(_with(case, **c), seed=s)  # type: ignore[misc]
     for i, qlen in enumerate(call.qlens):
         for shorter in sorted({0, 1, qlen // 2, qlen - 1} - {qlen, -1}):
-            yield lambda i=i, n=shorter: _with_qlen(case, i, n)  # type: ignore[misc]
-    yield lambda: replace(case, call=replace(call, tail=0))
-    for window in sorted({max(call.qlens, default=1), call.window - 1} - {0, call.window}):
-        yield lambda w=window: replace(case, call=replace(call, window=w))  # type: ignore[misc]
+            yield lambda i=i, n=shorter: _kept(case, call.with_qlen(i, n))  # type: ignore[misc]
+    for change in call.smaller():
+        yield lambda c=change: _with(case, **c)  # type: ignore[misc]
     yield lambda: replace(case, relation=None)
     yield lambda: replace(case, layouts={}, pages=())
     for i in range(len(case.pages)):
@@ -119,7 +121,8 @@ def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
     yield lambda: replace(case, regimes={})
     for name in sorted(case.regimes):
         yield lambda name=name: replace(case, regimes=_without(case.regimes, name))  # type: ignore[misc]
-    yield lambda: _small_names(case)
+    yield lambda: replace(_kept(case, call.compact()), relation=None)
+    yield lambda: _kept(case, call.compact())
     yield lambda: replace(case, seed=0)
     yield lambda: replace(case, poison="nan")
 
@@ -128,47 +131,38 @@ def _without(entries: dict[str, T], name: str) -> dict[str, T]:
     return {key: value for key, value in entries.items() if key != name}
 
 
-def _with_qlen(case: Case, row: int, qlen: int) -> Case:
-    call = case.call
-    qlens = (*call.qlens[:row], qlen, *call.qlens[row + 1 :])
-    tail = min(call.tail, call.rows * call.window - sum(qlens))
-    return replace(case, call=replace(call, qlens=qlens, tail=tail))
+def _with(case: Case, **fields: object) -> Case:
+    return _kept(case, replace(case.call, **fields))
+
+
+def _kept(case: Case, call: AnyCall) -> Case:
+    """The case with another call, and of its memory and values what that call has."""
+    specs = call.tensors()
+    pages = []
+    for page in case.pages:
+        kept = [i for i, name in enumerate(page.members) if name in specs]
+        gaps = tuple(page.gaps[i] for i in kept) if page.gaps else ()
+        if kept:
+            pages.append(replace(page, members=tuple(page.members[i] for i in kept), gaps=gaps))
+    tables = {spec.table for spec in specs.values()}
+    return replace(
+        case,
+        call=call,
+        layouts={name: layout for name, layout in case.layouts.items() if name in specs},
+        pages=tuple(pages),
+        regimes={table: regime for table, regime in case.regimes.items() if table in tables},
+    )
 
 
 def _only_rows(case: Case, rows: list[int]) -> Case:
     """The case with these rows alone; ids and slots stay, so the rows keep their values."""
-    call, relation = case.call, case.relation
-    lists = {
-        name: tuple(getattr(call, name)[i] for i in rows)
-        for name in ("qlens", "slots", "ids", "hostile")
-        if getattr(call, name)
-    }
-    spare = call.capacity - call.rows
-    smaller: Verify = replace(call, **lists)
-    free = len(rows) * call.window - sum(smaller.qlens)
-    capacity = len(rows) + spare if call.records == "row" else call.capacity
-    smaller = replace(smaller, tail=min(call.tail, free), capacity=capacity)
+    relation = case.relation
     match relation:
         case Hostile(row=row, token=token):
             relation = Hostile(rows.index(row), token)
         case Permute(order=order):
             relation = Permute(tuple(rows.index(i) for i in order if i in rows))
-        case Rename(slots=slots):
-            relation = Rename(tuple(slots[i] for i in rows))
         case _:
             pass
-    return replace(case, call=smaller, relation=relation)
-
-
-def _small_names(case: Case) -> Case:
-    """Live slots numbered from 1 in row order, in a pool and with record rows no larger than needed."""
-    call = case.call
-    names: dict[int, int] = {}
-    for slot in call.slots:
-        if slot > 0:
-            names.setdefault(slot, len(names) + 1)
-    slots = tuple(names.get(slot, slot) for slot in call.slots)
-    capacity = call.rows if call.records == "row" else call.capacity
-    pool = max((*names.values(), 0)) + 1
-    relation = case.relation if not isinstance(case.relation, Rename) else None
-    return replace(case, call=replace(call, slots=slots, pool=pool, capacity=capacity), relation=relation)
+    smaller = _kept(replace(case, relation=None), case.call.only(rows))
+    return replace(smaller, relation=relation)

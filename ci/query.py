@@ -21,7 +21,7 @@ class Offer(msgspec.Struct, frozen=True):
     version: str = ""
     operations: tuple[str, ...] = ()
     absent: dict[str, str] = {}
-    domain: Domain = Domain()
+    domains: dict[str, Domain] = {}
     devices: tuple[str, ...] = ()
     error: str = ""
 
@@ -72,7 +72,13 @@ def _answer(implementation: str, device: str) -> Offer:
         found = resolve(implementation)
     except UnavailableError as error:
         return Offer(error=str(error))
-    return Offer(found.version, tuple(found.operations), dict(found.absent), found.offered, found.devices)
+    return Offer(
+        found.version,
+        tuple(found.operations),
+        dict(found.absent),
+        {operation: found.offered(operation) for operation in found.operations},
+        found.devices,
+    )
 
 
 def main() -> None:

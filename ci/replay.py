@@ -12,9 +12,9 @@ from ci.report import describe
 from impl.contract import UnavailableError
 from impl.devices.registry import default
 from impl.registry import split
+from oracle.case import image
 from oracle.codec import CaseError, CaseFile, read
 from oracle.judge import Verdict
-from oracle.relations import image
 from oracle.values import checksum
 
 

@@ -12,12 +12,10 @@ SHOWN = 4
 
 def describe(case: Case, verdict: Verdict, path: Path, implementation: str, device: str) -> list[str]:
     """Lines: id and dimensions, path taken and first stage to diverge, problems, replay command."""
-    call = case.call
     relation = f", relation {type(case.relation).__name__}" if case.relation is not None else ""
     taken = f"path taken: {verdict.path}; " if verdict.path else ""
     lines = [
-        f"case {case_id(case)}: {call.rows} rows, {call.heads} heads, K {call.key_dim}, V {call.value_dim}, "
-        f"window {call.window}, {call.tokens} tokens, {call.activation}, {call.records} records{relation}",
+        f"case {case_id(case)}: {case.call.describe()}{relation}",
         f"{taken}first stage to diverge: {verdict.stage}",
     ]
     lines += [problem.describe() for problem in verdict.problems[:SHOWN]]

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-from hypothesis.strategies import SearchStrategy
-
 from ci.executor import Executor, SuiteError
 from ci.failures import save
 from ci.processes import TerminatedError, die_with_parent
@@ -19,8 +17,7 @@ from ci.search import Failure, InterruptedSearchError, Search, Tally, run
 from impl.contract import Domain, UnavailableError
 from oracle.case import Case
 from oracle.judge import Verdict
-from tests.strategies.cases import CASES
-from tests.strategies.variants import palette
+from tests.strategies.cases import cases
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ def _run_shard(
 
     try:
         search = Search(
-            strategy=strategy(shard.operation, domain, options.seed, options.palette),
+            strategy=cases(shard.operation, domain, seed=options.seed, variants=options.palette),
             judge=stop.check,
             seed=options.seed * 1_000_003 + shard.index,
             examples=shard.examples,
@@ -171,9 +168,3 @@ def _run_shard(
     except BaseException as error:  # whatever ends a worker must end the run with it
         text = str(error) if isinstance(error, SuiteError) else traceback.format_exc()
         events.put(Event(shard, broken=text, done=True))
-
-
-def strategy(operation: str, domain: Domain, seed: int, palette_size: int) -> SearchStrategy[Case]:
-    """The operation's strategy for a domain; with a palette of ``palette_size`` variants unless 0."""
-    chosen = palette(seed, palette_size, domain) if palette_size else None
-    return CASES[operation](domain=domain, palette=chosen)

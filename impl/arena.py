@@ -138,7 +138,7 @@ class Arena:
         if place.extent > 1 and tensor.numel():
             hull = self._flat(self.before, place)
             # Place j holds element j + 1, so that reading as if dense gets no element right.
-            hull.copy_(tensor[(torch.arange(place.extent) + 1) % tensor.numel()])
+            hull.copy_(tensor.flatten()[(torch.arange(place.extent) + 1) % tensor.numel()])
 
     def _flat(self, image: np.ndarray, place: Place) -> torch.Tensor:
         """All elements from the tensor's first to its last, as a 1-D tensor over the image."""

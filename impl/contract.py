@@ -14,10 +14,17 @@ from typing import Annotated, Literal
 import msgspec
 import torch
 
-from oracle.case import Activation, Case, Index, Small, State, Window
+from oracle.calls import CALLS
+from oracle.calls.base import PAD_SLOT, Activation, Index, Small, State, Window
+from oracle.calls.commit import Commit
+from oracle.calls.verify import Verify
+from oracle.case import Case
+from oracle.layout import DENSE
 
-OPERATIONS = ("verify",)
+OPERATIONS = tuple(CALLS)
 """Operations that a case can describe, as ``--op`` names them."""
+BY_RECORDS = "verify"
+"""The operation whose callables differ by record layout; a commit context tells it by its layers."""
 
 
 class UnavailableError(ValueError):
@@ -52,16 +59,22 @@ class Domain:
     activations: tuple[Activation, ...] = ()
     states: tuple[State, ...] = ()
     index_dtypes: tuple[Index, ...] = ()
+    dense: tuple[str, ...] = ()
+    """Tensors, otherwise of free strides, that must be contiguous."""
+    pad_slots: bool = True
+    """Whether a slot of -1 is null; otherwise only slot 0 is."""
 
 
 @dataclass(frozen=True)
 class Implementation:
     """One subject of the suite.
 
-    ``operations`` maps a name of ``OPERATIONS`` to a callable with the public signature, or
-    to several that differ in record layout. ``absent`` says why an operation is missing.
-    ``arithmetic`` names the declared fp32 arithmetic (``oracle.tracked``); ``path`` is asked
-    after each call which code path it took.
+    ``operations`` maps a name of ``OPERATIONS`` to a callable with the public signature (for
+    verify perhaps several that differ in record layout; for commit the context's class).
+    ``absent`` says why an operation is missing. ``domains`` overrules ``domain`` for single
+    operations. ``arithmetic`` names the declared fp32 arithmetic (``oracle.tracked``); ``path``
+    is asked after each call which code path it took. ``set_conv_state_dim_first`` settles what
+    ``is_conv_state_dim_first()`` answers to the implementation's ``create``.
     """
 
     name: str
@@ -70,45 +83,68 @@ class Implementation:
     arithmetic: str = "any-order-fp32"
     devices: tuple[str, ...] = ("cpu", "cuda")
     domain: Domain = field(default_factory=Domain)
+    domains: Mapping[str, Domain] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     path: Callable[[], str] = str
+    set_conv_state_dim_first: Callable[[bool], object] = bool
 
     def variants(self, operation: str) -> dict[str, Callable[..., object]]:
-        """The operation's callables by record layout; ``UnavailableError`` if it has none."""
+        """The operation's callables by record layout ("": any); ``UnavailableError`` if it has none."""
         entry = self.operations.get(operation)
         if entry is None:
             why = self.absent.get(operation, f"{self.name} does not offer it")
             raise UnavailableError(f"{operation}: {why}")
         functions = entry if isinstance(entry, tuple) else (entry,)
+        if operation != BY_RECORDS:
+            return {"": functions[0]}
         return {record_layout(function): function for function in functions}
 
-    @property
-    def offered(self) -> Domain:
-        """The domain, less the record layouts that no callable takes."""
-        taken = {layout for operation in self.operations for layout in self.variants(operation)}
-        return replace(self.domain, records=tuple(x for x in self.domain.records if x in taken))
+    def function(self, case: Case) -> Callable[..., object]:
+        """The callable for a case that it takes."""
+        variants = self.variants(case.op)
+        return variants[getattr(case.call, "records", "")] if case.op == BY_RECORDS else variants[""]
+
+    def offered(self, operation: str) -> Domain:
+        """The operation's domain, less the record layouts that no callable takes."""
+        domain = self.domains.get(operation, self.domain)
+        if operation != BY_RECORDS:
+            return domain
+        taken = self.variants(operation)
+        return replace(domain, records=tuple(x for x in domain.records if x in taken))
 
     def takes(self, case: Case) -> str:
         """Why the implementation cannot run this case, or nothing."""
         try:
-            variants = self.variants(case.op)
+            domain = self.offered(case.op)
         except UnavailableError as error:
             return str(error)
-        call, domain = case.call, self.domain
-        checks: tuple[tuple[bool, str], ...] = (
-            (call.records not in variants, f"no {call.records} record layout"),
-            (bool(domain.windows) and call.window not in domain.windows, f"no window of {call.window}"),
-            (
-                bool(domain.head_dims) and (call.key_dim, call.value_dim) not in domain.head_dims,
-                f"no head dimensions {call.key_dim} and {call.value_dim}",
-            ),
-            (
-                bool(domain.activations) and call.activation not in domain.activations,
-                f"no {call.activation} activations",
-            ),
-            (bool(domain.states) and call.state not in domain.states, f"no {call.state} state"),
-        )
-        return next((f"{self.name} has {text}" for failed, text in checks if failed), "")
+        text = _outside(case, domain)
+        return f"{self.name} {text}" if text else ""
+
+
+def _outside(case: Case, domain: Domain) -> str:
+    """What of a case a domain does not hold, or nothing."""
+    call = case.call
+    wanted: tuple[tuple[str, tuple[object, ...], object], ...] = (
+        ("record layout", domain.records, getattr(call, "records", None)),
+        ("window", domain.windows, getattr(call, "window", None)),
+        (
+            "head dimensions",
+            domain.head_dims,
+            (call.key_dim, call.value_dim) if isinstance(call, Verify | Commit) else None,
+        ),
+        ("activations", domain.activations, getattr(call, "activation", None)),
+        ("state", domain.states, getattr(call, "state", None)),
+    )
+    for what, held, value in wanted:
+        if held and value is not None and value not in held:
+            return f"has no {what} {value}"
+    for name in domain.dense:
+        if any(case.layouts.get(name, DENSE).gaps):
+            return f"takes only a contiguous {name}"
+    if not domain.pad_slots and PAD_SLOT in call.slots:
+        return f"takes no slot {PAD_SLOT}"
+    return ""
 
 
 def record_layout(function: Callable[..., object]) -> str:

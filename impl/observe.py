@@ -1,20 +1,16 @@
 """``observe(case, implementation, device) -> Observation``: run one call and say what it did."""
 
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from impl.arena import Arena
-from impl.contract import Implementation, Records, UnavailableError, one_line
+from impl.bindings import BINDINGS, Views
+from impl.contract import Implementation, UnavailableError, one_line
 from impl.devices.base import Device
 from impl.settings import settings_kept
 from oracle.case import Case
 from oracle.expectation import Observation
 from oracle.values import Values, build
-
-Views = dict[str, torch.Tensor]
 
 
 def observe(
@@ -28,13 +24,13 @@ def observe(
     refusal = implementation.takes(case)
     if refusal:
         raise UnavailableError(refusal)
-    function = implementation.variants(case.op)[case.call.records]
+    bind = BINDINGS[case.op]
     arena = Arena(case, values if values is not None else build(case), device)
     returned: Views = {}
     raised = ""
     try:
         with settings_kept():
-            returned = BINDINGS[case.op](case, arena.views(), function)
+            returned = bind(case.call, arena.views(), implementation.function(case), implementation)
         arena.finish()
         returned = {name: tensor.detach().cpu() for name, tensor in returned.items()}
         path = one_line(implementation.path())
@@ -51,44 +47,6 @@ def observe(
         device=device.name,
         arithmetic=implementation.arithmetic,
     )
-
-
-def call_verify(case: Case, views: Views, function: Callable[..., object]) -> Views:
-    """Call a verify by keywords; returns the output it allocated, if the case passes none."""
-    call = case.call
-    arguments: dict[str, object] = {
-        name: views[name].unsqueeze(0) for name in ("q", "k", "v", "raw_g", "raw_beta")
-    }
-    bias = views["dt_bias"]
-    arguments |= {
-        "A_log": views["A_log"],
-        "dt_bias": bias.flatten() if call.flat_bias else bias,
-        "lower_bound": call.lower_bound,
-        "checkpoint_state": views["state"],
-        "query_start_loc": views["query_start_loc"],
-        "state_indices": views["state_indices"],
-        "spec_query_len": call.window,
-    }
-    if call.records == "row":
-        arguments["records"] = Records(views["correction"], views["key_gate"])
-    else:
-        arguments |= {"correction_cache": views["correction"], "kg_cache": views["key_gate"]}
-    out = views["out"].unsqueeze(0) if call.own_out else None
-    result = function(**arguments, out=out)
-    if not isinstance(result, torch.Tensor):
-        raise TypeError(f"verify must return its output tensor; it returned {type(result).__name__}")
-    if out is not None:
-        same = result.dtype == out.dtype and result.shape == out.shape and result.stride() == out.stride()
-        if not same or result.data_ptr() != out.data_ptr():
-            raise ValueError("verify was given out and must return it; it returned another tensor")
-        return {}
-    if result.dtype != views["v"].dtype:
-        raise ValueError(f"verify without out returns {views['v'].dtype}; it returned {result.dtype}")
-    return {"out": result[0]}
-
-
-BINDINGS: dict[str, Callable[[Case, Views, Callable[..., object]], Views]] = {"verify": call_verify}
-"""Per operation, how its public signature is called with a case's tensors."""
 
 
 def _describe(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from impl.contract import Implementation, UnavailableError, one_line
 
-FORMS = "triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV or module:factory"
+FORMS = "triton, fla, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV or module:factory"
 
 
 @cache
@@ -16,6 +16,10 @@ def resolve(text: str) -> Implementation:
     """The implementation called ``text``; ``UnavailableError`` in one line if it cannot be had."""
     if text == "triton":
         return _own_triton()
+    if text == "fla":
+        from impl.fla import implementation as fla
+
+        return fla()
     if re.match(r"vllm($|[:@])", text):
         from impl.vllm.adapter import implementation
 
@@ -39,14 +43,24 @@ def split(text: str) -> tuple[str, ...]:
 def _own_triton() -> Implementation:
     import triton
 
+    from impl.triton.commit import KDARecoverSSMCommitContext, set_conv_state_dim_first
+    from impl.triton.conv import causal_conv1d_fn, causal_conv1d_update
+    from impl.triton.packed_conv import packed_causal_conv1d_fn
     from impl.triton.verify import kda_recoverssm_verify, kda_recoverssm_verify_by_slot
 
     return Implementation(
         name="triton",
         version=f"triton {triton.__version__}",
-        operations={"verify": (kda_recoverssm_verify, kda_recoverssm_verify_by_slot)},
+        operations={
+            "verify": (kda_recoverssm_verify, kda_recoverssm_verify_by_slot),
+            "conv_update": causal_conv1d_update,
+            "conv_prefill": causal_conv1d_fn,
+            "packed_conv": packed_causal_conv1d_fn,
+            "commit": KDARecoverSSMCommitContext,
+        },
         arithmetic="sequential-fp32",
         path=lambda: "triton",
+        set_conv_state_dim_first=set_conv_state_dim_first,
     )
 
 

@@ -5,75 +5,24 @@ a missing one can be told from one that does not exist.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-from oracle.case import PAD_SLOT, Case, Verify
+from oracle.calls import CALLS
+from oracle.calls.base import PAD_SLOT, Call
+from oracle.calls.commit import Commit
+from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.layout import DENSE
 
-BUCKETS: dict[str, tuple[str, ...]] = {
-    "verify": (
-        "rows: none",
-        "rows: one",
-        "rows: several",
-        "row: full window",
-        "row: partial",
-        "row: one token",
-        "row: empty first",
-        "row: empty middle",
-        "row: empty last",
-        "row: all empty",
-        "slot: null 0",
-        "slot: null -1",
-        "slot: null in the middle",
-        "slot: last of the pool",
-        "slot: empty row with a live slot",
-        "tokens: padding",
-        "tokens: last row ends at T",
-        "dims: K != V",
-        "dims: masked K",
-        "dims: several value blocks",
-        "dims: 128",
-        "records: row",
-        "records: slot",
-        "records: spare rows",
-        "activation: float32",
-        "activation: bfloat16",
-        "activation: float16",
-        "state: float32",
-        "state: bfloat16",
-        "out: other dtype",
-        "out: allocated by the callee",
-        "gate: bounded",
-        "gate: unbounded",
-        "gate: bound 0",
-        "gate: |bound| * Q above 88",
-        "index: int64",
-        "index: strided",
-        "index: strided, one row",
-        "memory: dense",
-        "memory: odd offset",
-        "memory: odd stride",
-        "memory: other order",
-        "memory: shared page",
-        "memory: fence",
-        "values: plain",
-        "values: unusual",
-        "values: not finite",
-        "relation: none",
-        "relation: Repeat",
-        "relation: OtherPoison",
-        "relation: Prefix",
-        "relation: Hostile",
-        "relation: Permute",
-        "relation: Rename",
-        "relation: Relayout",
-    )
-}
+Flags = dict[str, bool]
 
 
 def buckets(case: Case) -> frozenset[str]:
     """The buckets of ``BUCKETS`` that the case falls into."""
-    call = case.call
-    reached = {*_rows(call), *_slots(call), *_kinds(call), *_memory(case)}
+    flags = {**_rows(case.call), **_slots(case.call), **_memory(case), **_KINDS[case.op](case.call)}
+    reached = {name for name, on in flags.items() if on}
     reached.add(f"relation: {type(case.relation).__name__}" if case.relation else "relation: none")
     reached.add("values: unusual" if case.regimes else "values: plain")
     if "specials" in case.regimes.values():
@@ -81,12 +30,14 @@ def buckets(case: Case) -> frozenset[str]:
     return frozenset(reached)
 
 
-def _rows(call: Verify) -> set[str]:
+def _rows(call: Call) -> Flags:
     n, lengths = call.rows, call.qlens
-    found = {"rows: none" if n == 0 else "rows: one" if n == 1 else "rows: several"}
-    flags = {
-        "row: full window": call.window in lengths,
-        "row: partial": any(1 < x < call.window for x in lengths),
+    return {
+        "rows: none": n == 0,
+        "rows: one": n == 1,
+        "rows: several": n > 1,
+        "row: full window": call.longest in lengths,
+        "row: partial": any(1 < x < call.longest for x in lengths),
         "row: one token": 1 in lengths,
         "row: empty first": lengths[:1] == (0,),
         "row: empty middle": 0 in lengths[1:-1],
@@ -95,48 +46,26 @@ def _rows(call: Verify) -> set[str]:
         "tokens: padding": call.tail > 0,
         "tokens: last row ends at T": n > 0 and call.tail == 0 and lengths[-1] > 0,
     }
-    return found | {name for name, on in flags.items() if on}
 
 
-def _slots(call: Verify) -> set[str]:
-    null = [slot <= 0 and qlen > 0 for slot, qlen in zip(call.slots, call.qlens, strict=True)]
+def _slots(call: Call) -> Flags:
+    null = [call.null(i) and call.qlens[i] > 0 for i in range(call.rows)]
     live = {call.slots[i] for i in range(call.rows) if call.live(i)}
     empty = {s for s, qlen in zip(call.slots, call.qlens, strict=True) if qlen == 0}
-    flags = {
+    return {
         "slot: null 0": any(on and s == 0 for on, s in zip(null, call.slots, strict=True)),
         "slot: null -1": any(on and s == PAD_SLOT for on, s in zip(null, call.slots, strict=True)),
         "slot: null in the middle": any(null[1:-1]),
         "slot: last of the pool": call.pool - 1 in live,
         "slot: empty row with a live slot": bool(live & empty),
     }
-    return {name for name, on in flags.items() if on}
 
 
-def _kinds(call: Verify) -> set[str]:
-    bound = call.lower_bound
-    flags = {
-        "dims: K != V": call.key_dim != call.value_dim,
-        "dims: masked K": not math.log2(call.key_dim).is_integer(),
-        "dims: several value blocks": call.value_dim > 32,
-        "dims: 128": call.key_dim == call.value_dim == 128,
-        f"records: {call.records}": True,
-        "records: spare rows": call.records == "row" and call.capacity > call.rows,
-        f"activation: {call.activation}": True,
-        f"state: {call.state}": True,
-        "out: other dtype": call.out != call.activation,
-        "out: allocated by the callee": not call.own_out,
-        "gate: unbounded" if bound is None else "gate: bounded": True,
-        "gate: bound 0": bound == 0.0,
-        "gate: |bound| * Q above 88": bound is not None and -bound * call.window > 88.0,
-        "index: int64": "int64" in (call.starts_dtype, call.slots_dtype),
-    }
-    return {name for name, on in flags.items() if on}
-
-
-def _memory(case: Case) -> set[str]:
+def _memory(case: Case) -> Flags:
     layouts, specs = case.layouts, case.call.tensors()
-    strided_index = [n for n in layouts if specs[n].index and any(layouts[n].gaps)]
-    flags = {
+    strided = [n for n in layouts if specs[n].index and any(layouts[n].gaps)]
+    slots = [n for n, spec in specs.items() if spec.index and spec.axes == ("row",) and "indices" in n]
+    return {
         "memory: dense": not layouts and not case.pages,
         "memory: odd offset": any(x.offset % 2 for x in layouts.values()),
         "memory: odd stride": any(gap % 2 for x in layouts.values() for gap in x.gaps),
@@ -144,8 +73,199 @@ def _memory(case: Case) -> set[str]:
         "memory: shared page": bool(case.pages),
         "memory: fence": any(x.fence != "none" for x in layouts.values())
         or any(page.fence != "none" for page in case.pages),
-        "index: strided": bool(strided_index),
-        "index: strided, one row": case.call.rows == 1
-        and any(layouts.get(n, DENSE).gaps for n in ("state_indices",)),
+        "index: strided": bool(strided),
+        "index: strided, one row": case.call.rows == 1 and any(layouts.get(n, DENSE).gaps for n in slots),
+        "index: int64": any(spec.dtype == "int64" for spec in specs.values()),
     }
-    return {name for name, on in flags.items() if on}
+
+
+def _heads(call: Verify | Commit) -> Flags:
+    bound = call.lower_bound
+    return {
+        "dims: K != V": call.key_dim != call.value_dim,
+        "dims: masked K": not math.log2(call.key_dim).is_integer(),
+        "dims: several value blocks": call.value_dim > 32,
+        "dims: 128": call.key_dim == call.value_dim == 128,
+        "records: row": call.records == "row",
+        "records: slot": call.records == "slot",
+        "records: spare rows": call.records == "row" and call.capacity > call.rows,
+        "gate: bounded": bound is not None,
+        "gate: unbounded": bound is None,
+        "gate: bound 0": bound == 0.0,
+        "gate: |bound| * Q above 88": bound is not None and -bound * call.window > 88.0,
+    }
+
+
+def _dtypes(field: str, value: str, *names: str) -> Flags:
+    return {f"{field}: {name}": value == name for name in names}
+
+
+def _verify(call: Verify) -> Flags:
+    return {
+        **_heads(call),
+        **_dtypes("activation", call.activation, "float32", "bfloat16", "float16"),
+        **_dtypes("state", call.state, "float32", "bfloat16"),
+        "out: other dtype": call.out != call.activation,
+        "out: allocated by the callee": not call.own_out,
+    }
+
+
+def _conv(call: ConvUpdate | ConvPrefill) -> Flags:
+    return {
+        **{f"width: {width}": call.width == width for width in (2, 3, 4)},
+        **_dtypes("activation", call.activation, "float32", "bfloat16", "float16"),
+        "bias: none": call.bias is None,
+        "bias: there": call.bias is not None,
+        "silu": call.silu,
+        "identity": not call.silu,
+        "dims: several channel blocks": call.channels > 256,
+        "dims: masked channels": not math.log2(call.channels).is_integer(),
+    }
+
+
+def _roundings(call: ConvUpdate | ConvPrefill) -> Flags:
+    return {
+        "products: rounded to bfloat16": call.conv == call.taps == "bfloat16",
+        "products: float32": not call.conv == call.taps == "bfloat16",
+        "state: rounds the input": call.conv == "bfloat16" != call.activation,
+        "row: spare columns": call.state_len > call.width - 1,
+    }
+
+
+def _update(call: ConvUpdate) -> Flags:
+    counts = [a for i, a in enumerate(call.accepted) if call.live(i)]
+    return {
+        **_conv(call),
+        **_roundings(call),
+        **{f"width: {width}": call.width == width for width in (5, 6)},
+        **{f"form: {form}": call.form == form for form in ("varlen", "batch", "single")},
+        "counts: none": not call.accepted,
+        "counts: one": 1 in counts,
+        "counts: several": any(a > 1 for a in counts),
+        "counts: none, short row": not call.accepted
+        and any(call.live(i) and call.qlens[i] < call.window for i in range(call.rows)),
+        "null: none": call.null_block is None,
+        "null: none, slot 0 live": call.null_block is None and 0 in call.slots,
+        "out: in place": call.in_place,
+        "out: the cast input": call.cast,
+        "out: the caller's": call.own_out,
+    }
+
+
+def _prefill(call: ConvPrefill) -> Flags:
+    live = [i for i in range(call.rows) if call.live(i)]
+    return {
+        **_conv(call),
+        **_roundings(call),
+        **_sequences(call),
+        "row: short, continued": any(call.initial[i] and call.qlens[i] < call.width - 1 for i in live),
+        "row: short, new": any(not call.initial[i] and call.qlens[i] < call.width - 1 for i in live),
+    }
+
+
+def _sequences(call: ConvPrefill) -> Flags:
+    live = [i for i in range(call.rows) if call.live(i)]
+    return {
+        "row: continued": any(call.initial[i] for i in live),
+        "row: new": any(not call.initial[i] for i in live),
+        "row: over 64 tokens": any(call.qlens[i] > 64 for i in live),
+        "rows: over 32": call.rows > 32,
+    }
+
+
+def _packed(call: PackedConv) -> Flags:
+    flags = {**_conv(call), **_sequences(call), "planes: several": call.channels > call.part_dim}
+    return {name: on for name, on in flags.items() if name not in ("width: 2", "width: 3")}
+
+
+def _commit(call: Commit) -> Flags:
+    plans = [call.plan(row) for row in range(call.rows)]
+    writing = [(call.slots[row], plan) for row, plan in enumerate(plans) if plan.writes]
+    ends = [(slot, plan) for slot, plan in writing if plan.writes_boundary]
+    counts = [call.accepted[call.request(row)] for row in range(call.rows) if call.live(row)]
+    lengths = [call.qlens[row] for row in range(call.rows) if call.live(row)]
+    aligned = call.block_size > 0
+    live = [row for row in range(call.rows) if call.live(row) and plans[row].n > 0]
+    return {
+        **_heads(call),
+        **_dtypes("state", call.state, "float32", "bfloat16"),
+        **_dtypes("conv", call.conv, "float32", "bfloat16"),
+        "layers: one": call.layers == 1,
+        "layers: several": call.layers > 1,
+        "conv: dim first": call.dim_first,
+        "conv: token major": not call.dim_first,
+        "conv: one column": call.history == 1,
+        "counts: zero": 0 in counts,
+        "counts: negative": any(a < 0 for a in counts),
+        "counts: over the query": any(a > n for a, n in zip(counts, lengths, strict=True)),
+        "counts: over the window": any(a > call.window for a in counts),
+        "requests: none": not call.requests,
+        "requests: permuted": bool(call.requests) and call.requests != tuple(range(call.rows)),
+        "requests: spare": len(call.accepted) > call.rows,
+        "mode: plain": not aligned,
+        "mode: blocks": aligned,
+        "blocks: of one window": call.block_size == call.window,
+        "blocks: crossed": any(plan.m < plan.n for _, plan in ends),
+        "blocks: ended exactly": any(plan.m == plan.n for _, plan in ends),
+        "blocks: final null": aligned and any(plans[row].final <= 0 for row in live),
+        "blocks: ended, next null": aligned and any(_next_is_null(call, row) for row in live),
+        "blocks: clamped": aligned and any(_clamped(call, row) for row in live),
+        "slots: source is final": any(slot == plan.final for slot, plan in writing),
+        "slots: source is not final": any(slot != plan.final for slot, plan in writing),
+        "slots: source is boundary": any(slot == plan.boundary for slot, plan in ends),
+        "slots: boundary is final": any(plan.boundary == plan.final for _, plan in ends),
+        "slots: all differ": any(len({slot, plan.final, plan.boundary}) == 3 for slot, plan in ends),
+    }
+
+
+def _next_is_null(call: Commit, row: int) -> bool:
+    """Whether the commit ends exactly on a block boundary and the next block is not allocated."""
+    r, plan = call.request(row), call.plan(row)
+    column = (call.computed[r] + plan.n) // call.block_size
+    exactly = (call.computed[r] + plan.n) % call.block_size == 0
+    return exactly and (column >= len(call.table[r]) or call.table[r][column] <= 0)
+
+
+def _clamped(call: Commit, row: int) -> bool:
+    r, n = call.request(row), call.plan(row).n
+    return (call.computed[r] + n - 1) // call.block_size >= len(call.table[r])
+
+
+_KINDS: dict[str, Callable[[Any], Flags]] = {
+    "verify": _verify,
+    "conv_update": _update,
+    "conv_prefill": _prefill,
+    "packed_conv": _packed,
+    "commit": _commit,
+}
+
+
+def _all(op: str) -> tuple[str, ...]:
+    """Every bucket of an operation: the names do not depend on the case, so any call gives them."""
+    call = EXAMPLES[op]
+    case = Case(call=call)
+    flags = {**_rows(call), **_slots(call), **_memory(case), **_KINDS[op](call)}
+    unreachable = {"tokens: padding"} if op == "commit" else set()
+    relations = ("none", *(name.title().replace("_", "") for name in call.relations))
+    return (
+        *(name for name in flags if name not in unreachable),
+        "values: plain",
+        "values: unusual",
+        "values: not finite",
+        *(f"relation: {name}" for name in relations),
+    )
+
+
+_ROW: dict[str, Any] = {"pool": 2, "qlens": (1,), "slots": (1,), "ids": (0,)}
+_HEAD: dict[str, Any] = {"heads": 1, "key_dim": 1, "value_dim": 1, "window": 1, "capacity": 1}
+_CONV: dict[str, Any] = {"channels": 64, "state_len": 3}
+EXAMPLES: dict[str, Any] = {
+    "verify": Verify(**_ROW, **_HEAD),
+    "conv_update": ConvUpdate(**_ROW, **_CONV, window=1),
+    "conv_prefill": ConvPrefill(**_ROW, **_CONV, most_tokens=1, initial=(True,)),
+    "packed_conv": PackedConv(**_ROW, **_CONV, most_tokens=1, initial=(True,), part_dim=64),
+    "commit": Commit(**_ROW, **_HEAD, channels=1, state_len=3, accepted=(1,)),
+}
+"""The smallest call of every operation."""
+BUCKETS: dict[str, tuple[str, ...]] = {op: _all(op) for op in CALLS}
+"""Per operation, every bucket there is."""

@@ -9,12 +9,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from oracle.calls import AnyCall
+from oracle.calls.base import NULL_SLOT, Count, Slot
+from oracle.calls.conv import PackedConv
 from oracle.layout import (
     DENSE,
     Layout,
     Page,
-    Strided,
-    TensorSpec,
+    check_alike,
     check_layout,
     check_page,
     extent,
@@ -22,161 +24,11 @@ from oracle.layout import (
     strides,
 )
 
-NULL_SLOT = 0
-PAD_SLOT = -1
 MAX_BYTES = 1 << 30
 """Largest memory one case may ask for; a hostile file is refused, not allocated."""
 
-Small = Annotated[int, msgspec.Meta(ge=1, le=4096)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=65536)]
-Slot = Annotated[int, msgspec.Meta(ge=PAD_SLOT, le=65535)]
-Window = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-Activation = Literal["bfloat16", "float16", "float32"]
-State = Literal["bfloat16", "float32"]
-Index = Literal["int32", "int64"]
 Poison = Literal["nan", "huge"]
-
-
-class Verify(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="op", tag="verify"
-):
-    """A call of verify: run a window of tokens per request, leave the checkpoint alone.
-
-    Row ``i`` has ``qlens[i]`` tokens and the state slot ``slots[i]`` (0 and -1 are null).
-    ``ids[i]`` names the row's values: a row keeps them wherever it stands in the batch and
-    whatever its slot is called. ``hostile[i]`` is the first token of row ``i`` whose values
-    are not finite or extreme (``qlens[i]`` or more: none is). ``tail`` is the number of
-    padding tokens after the last row. ``capacity`` is the number of record rows in the
-    ``row`` layout; the ``slot`` layout has one per state slot.
-    """
-
-    heads: Small
-    key_dim: Small
-    value_dim: Small
-    window: Window
-    pool: Annotated[int, msgspec.Meta(ge=1, le=65536)]
-    qlens: tuple[Count, ...]
-    slots: tuple[Slot, ...]
-    ids: tuple[Count, ...]
-    hostile: tuple[Count, ...] = ()
-    tail: Count = 0
-    capacity: Count = 0
-    records: Literal["row", "slot"] = "row"
-    activation: Activation = "float32"
-    out: Literal["bfloat16", "float16", "float32", "float64"] = "float32"
-    state: State = "float32"
-    starts_dtype: Index = "int32"
-    slots_dtype: Index = "int32"
-    lower_bound: Annotated[float, msgspec.Meta(ge=-100.0, le=0.0)] | None = -5.0
-    flat_bias: bool = False
-    own_out: bool = True
-    """Whether the caller passes ``out``; otherwise the callee allocates it."""
-
-    @property
-    def rows(self) -> int:
-        """N, the number of requests of the step."""
-        return len(self.qlens)
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """First token of every row, and the end of the last one (query_start_loc)."""
-        result = [0]
-        for qlen in self.qlens:
-            result.append(result[-1] + qlen)
-        return tuple(result)
-
-    @property
-    def tokens(self) -> int:
-        """T, the tokens of the step, padding included."""
-        return sum(self.qlens) + self.tail
-
-    @property
-    def record_rows(self) -> int:
-        """Leading size of the record buffers."""
-        return self.capacity if self.records == "row" else self.pool
-
-    def record_row(self, row: int) -> int:
-        """Where row ``row`` keeps its records."""
-        return row if self.records == "row" else self.slots[row]
-
-    def live(self, row: int) -> bool:
-        """Whether the row computes anything but zeros."""
-        return self.slots[row] > NULL_SLOT and self.qlens[row] > 0
-
-    def tensors(self) -> dict[str, TensorSpec]:
-        """Every tensor that the caller passes, in the order of the public signature."""
-        return {name: spec for name, spec in self.results().items() if self.own_out or name != "out"}
-
-    def results(self) -> dict[str, TensorSpec]:
-        """The same and the output, whoever allocates it."""
-        H, K, V, Q, T, R = (
-            self.heads,
-            self.key_dim,
-            self.value_dim,
-            self.window,
-            self.tokens,
-            self.record_rows,
-        )
-        act = self.activation
-        leading: Strided = "leading"
-        token, record = ("token", "head"), ("row", "head", "position")
-        specs = (
-            TensorSpec(name="q", axes=(*token, "k"), shape=(T, H, K), dtype=act, strided=leading),
-            TensorSpec(name="k", axes=(*token, "k"), shape=(T, H, K), dtype=act, strided=leading),
-            TensorSpec(name="v", axes=(*token, "v"), shape=(T, H, V), dtype=act, strided=leading),
-            TensorSpec(name="raw_g", axes=(*token, "k"), shape=(T, H, K), dtype=act, strided=leading),
-            TensorSpec(name="raw_beta", axes=token, shape=(T, H), dtype=act, strided=leading),
-            TensorSpec(name="A_log", axes=("head",), shape=(H,), dtype="float32", strided="dense"),
-            TensorSpec(name="dt_bias", axes=("head", "k"), shape=(H, K), dtype="float32", strided="dense"),
-            TensorSpec(
-                name="state", axes=("slot", "head", "v", "k"), shape=(self.pool, H, V, K), dtype=self.state
-            ),
-            TensorSpec(
-                name="correction", axes=(*record, "v"), shape=(R, H, Q, V), dtype="float32", output=True
-            ),
-            TensorSpec(
-                name="key_gate", axes=(*record, "channel"), shape=(R, H, Q, 2 * K), dtype=act, output=True
-            ),
-            TensorSpec(
-                name="query_start_loc",
-                axes=("row",),
-                shape=(self.rows + 1,),
-                dtype=self.starts_dtype,
-                index=True,
-            ),
-            TensorSpec(
-                name="state_indices", axes=("row",), shape=(self.rows,), dtype=self.slots_dtype, index=True
-            ),
-            TensorSpec(
-                name="out", axes=(*token, "v"), shape=(T, H, V), dtype=self.out, output=True, strided=leading
-            ),
-        )
-        return {s.name: s for s in specs}
-
-    def check(self) -> None:
-        """Raise ``ValueError`` where the call is outside the contract of verify."""
-        n = self.rows
-        if not len(self.slots) == len(self.ids) == n or len(self.hostile) not in (0, n):
-            raise ValueError("qlens, slots, ids and hostile need one entry a row")
-        if len(set(self.ids)) != n:
-            raise ValueError("ids must be distinct: they name the rows' values")
-        if any(qlen > self.window for qlen in self.qlens):
-            raise ValueError("a row has more tokens than the window")
-        if self.tokens > n * self.window:
-            raise ValueError("more tokens than rows times window")
-        if any(slot >= self.pool for slot in self.slots):
-            raise ValueError("a row names a slot outside the pool")
-        live = [self.slots[i] for i in range(n) if self.live(i)]
-        if len(set(live)) != len(live):
-            raise ValueError("two live rows share a slot")
-        if not self.own_out and self.out != self.activation:
-            raise ValueError("an output that the callee allocates has the activation dtype")
-        if self.records == "row" and self.capacity < n:
-            raise ValueError("capacity is below the number of rows")
-
-
-Call = Verify
 
 
 class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="repeat"):
@@ -209,9 +61,9 @@ class Permute(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 class Rename(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="rename"):
-    """Naming the slots otherwise (``slots`` replaces the case's) moves results, no more."""
+    """Calling slot ``s`` ``names[s]`` moves results, no more; slot 0 keeps its name."""
 
-    slots: tuple[Slot, ...]
+    names: tuple[Slot, ...]
 
 
 class Relayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="relayout"):
@@ -221,7 +73,11 @@ class Relayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     pages: tuple[Page, ...] = ()
 
 
-Relation = Repeat | OtherPoison | Prefix | Hostile | Permute | Rename | Relayout
+class Unpacked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="unpacked"):
+    """The packed convolution gives the bits of the plain one."""
+
+
+Relation = Repeat | OtherPoison | Prefix | Hostile | Permute | Rename | Relayout | Unpacked
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -232,7 +88,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     relation agree bit for bit. Fields are never mutated, the dictionaries included.
     """
 
-    call: Call
+    call: AnyCall
     layouts: dict[str, Layout] = {}
     pages: tuple[Page, ...] = ()
     regimes: dict[str, str] = {}
@@ -258,7 +114,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a tensor lies in two pages")
         for page in self.pages:
             check_page(page, specs, self.layouts)
-        unknown = self.regimes.keys() - specs.keys()
+        check_alike(specs, self.layouts)
+        unknown = self.regimes.keys() - {spec.table for spec in specs.values()}
         if unknown:
             raise ValueError(f"{self.op} has no tensor {min(unknown)!r} to give values to")
         size = 0
@@ -274,17 +131,53 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         self._check_relation()
 
     def _check_relation(self) -> None:
-        rows, relation = self.call.rows, self.relation
-        if isinstance(relation, Permute) and sorted(relation.order) != list(range(rows)):
+        relation = self.relation
+        if relation is None:
+            return
+        if relation.__struct_config__.tag not in self.call.relations:
+            raise ValueError(f"{self.op} has no invariant {relation.__struct_config__.tag!r}")
+        if isinstance(relation, Permute) and sorted(relation.order) != list(range(self.call.rows)):
             raise ValueError("a permutation must name every row once")
-        if isinstance(relation, Hostile) and relation.row >= rows:
+        if isinstance(relation, Hostile) and relation.row >= self.call.rows:
             raise ValueError("the hostile row is not in the batch")
-        if isinstance(relation, Rename) and [s > NULL_SLOT for s in relation.slots] != [
-            s > NULL_SLOT for s in self.call.slots
-        ]:
-            raise ValueError("renaming must keep null rows null and live rows live")
+        if isinstance(relation, Rename) and (
+            sorted(relation.names) != list(range(self.call.pool)) or relation.names[NULL_SLOT] != NULL_SLOT
+        ):
+            raise ValueError("new names must be the slots of the pool in another order, 0 first")
         # The image must be a case too: a file that asks for another is refused when it is read.
-        if isinstance(relation, Rename):
-            msgspec.structs.replace(self.call, slots=relation.slots).check()
-        if isinstance(relation, Relayout):
-            Case(call=self.call, layouts=relation.layouts, pages=relation.pages)
+        image(self)
+
+
+def image(case: Case) -> Case:
+    """The case that ``case`` is related to; itself free of a relation. The case must have one."""
+    replace = msgspec.structs.replace
+    call, relation = case.call, case.relation
+    plain = replace(case, relation=None)
+    match relation:
+        case Repeat():
+            return plain
+        case OtherPoison():
+            return replace(plain, poison="huge" if case.poison == "nan" else "nan")
+        case Prefix(cut=cut):
+            return _with(plain, call.cut(cut))
+        case Hostile(row=row, token=token):
+            hostile = list(call.hostile or call.qlens)
+            hostile[row] = min(token, hostile[row])
+            return _with(plain, replace(call, hostile=tuple(hostile)))
+        case Permute(order=order):
+            return _with(plain, call.only(list(order)))
+        case Rename(names=names):
+            return _with(plain, call.renamed(names))
+        case Relayout(layouts=layouts, pages=pages):
+            return replace(plain, layouts=layouts, pages=pages)
+        case Unpacked() if isinstance(call, PackedConv):
+            return _with(plain, call.unpacked())
+    raise AssertionError(f"no image for {relation!r}")
+
+
+def _with(case: Case, call: AnyCall) -> Case:
+    """The case with another call, and of its memory what that call has."""
+    names = call.tensors().keys()
+    return msgspec.structs.replace(
+        case, call=call, layouts={name: layout for name, layout in case.layouts.items() if name in names}
+    )

@@ -3,12 +3,20 @@
 from collections.abc import Callable
 
 from oracle.case import Case
+from oracle.commit import expect_commit
+from oracle.conv import expect_prefill, expect_update
 from oracle.expectation import Expected
 from oracle.tracked import COMPILED, Arithmetic
 from oracle.values import Values, build
 from oracle.verify import expect_verify
 
-ORACLES: dict[str, Callable[[Case, Values, Arithmetic], Expected]] = {"verify": expect_verify}
+ORACLES: dict[str, Callable[[Case, Values, Arithmetic], Expected]] = {
+    "verify": expect_verify,
+    "conv_update": expect_update,
+    "conv_prefill": expect_prefill,
+    "packed_conv": expect_prefill,
+    "commit": expect_commit,
+}
 """Per operation, the function that says what it must write."""
 
 

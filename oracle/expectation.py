@@ -16,7 +16,8 @@ class Cells:
     is float64 and ``bound`` the absolute error before the store to the tensor's dtype. With
     ``bound=None`` the cells are copies: ``value`` has the tensor's own dtype and every bit
     counts, except that a NaN may change its payload. ``stage`` names the step of the
-    algorithm that makes the tensor.
+    algorithm that makes the tensor. ``via`` is a dtype that bounded cells round to before
+    they round to the tensor's own.
     """
 
     written: Tensor
@@ -24,6 +25,7 @@ class Cells:
     bound: Tensor | None
     stage: str
     fresh: bool = False
+    via: torch.dtype | None = None
 
 
 @dataclass(frozen=True)

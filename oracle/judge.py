@@ -87,7 +87,7 @@ class Verdict:
         return next((p.stage or p.kind for p in self.problems), "")
 
 
-STAGES = ("record", "correction", "output")
+STAGES = ("plan", "conv", "roll", "record", "correction", "output", "fold")
 
 
 def judge(expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]] | None = None) -> Verdict:
@@ -136,34 +136,66 @@ def same_bits(a: Tensor, b: Tensor, *, any_nan: bool = False) -> Tensor:
     return same
 
 
-def excess(value: Tensor, observed: Tensor) -> Tensor:
-    """Distance in float64 from ``value`` to the numbers that round to ``observed``."""
+def excess(value: Tensor, observed: Tensor, via: torch.dtype | None = None) -> Tensor:
+    """Distance in float64 from ``value`` to the numbers that round to ``observed``.
+
+    With ``via`` they round to that dtype first and then to the observed one; the distance is
+    infinite where no number of dtype ``via`` does.
+    """
     seen = observed.double()
-    if observed.dtype not in NARROW:
-        return (seen - value).abs()
     low, high = _preimage(observed)
+    if via in NARROW and via != observed.dtype:
+        low, high = _preimage_of_both(low, high, via)
     distance = torch.maximum(low - value, value - high).clamp(min=0.0)
+    distance = torch.where(low > high, torch.full_like(distance, math.inf), distance)
     return torch.where(seen.isnan(), torch.full_like(distance, math.nan), distance)
+
+
+def _ordered(x: Tensor) -> Tensor:
+    """Codes of a 16-bit dtype in the order of their values; -0 and 0 have one."""
+    raw = bits(x).int()
+    return torch.where(raw >= 0, raw, -32768 - raw)
+
+
+def _decoded(code: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of such codes; past the largest finite number the next power of two."""
+    back = torch.where(code >= 0, code, -32768 - code).to(torch.int16)
+    limit = 2.0 ** NARROW[dtype]
+    return back.view(dtype).double().clamp(-limit, limit)
 
 
 def _preimage(x: Tensor) -> tuple[Tensor, Tensor]:
     """The interval of reals that round to x: midpoints to its neighbours; overflow included."""
-    raw = bits(x).int()
-    ordered = torch.where(raw >= 0, raw, -32768 - raw)  # -0 becomes 0: neighbours in value order
-    limit = 2.0 ** NARROW[x.dtype]
-
-    def at(code: Tensor) -> Tensor:
-        back = torch.where(code >= 0, code, -32768 - code).to(torch.int16)
-        # The neighbour of the largest finite number counts as the next power of two.
-        return back.view(x.dtype).double().clamp(-limit, limit)
-
-    middle = at(ordered)
-    low, high = (middle + at(ordered - 1)) / 2, (middle + at(ordered + 1)) / 2
-    infinite = x.isinf()
+    if x.dtype not in NARROW:
+        return x.double(), x.double()
+    middle, limit = _ordered(x), 2.0 ** NARROW[x.dtype]
+    here = _decoded(middle, x.dtype)
+    low = (here + _decoded(middle - 1, x.dtype)) / 2
+    high = (here + _decoded(middle + 1, x.dtype)) / 2
     edge = (limit + torch.finfo(x.dtype).max) / 2
-    low = torch.where(infinite, torch.where(raw >= 0, edge, -math.inf), low)
-    high = torch.where(infinite, torch.where(raw >= 0, math.inf, -edge), high)
+    positive, infinite = bits(x) >= 0, x.isinf()
+    low = torch.where(infinite, torch.where(positive, edge, -math.inf), low)
+    high = torch.where(infinite, torch.where(positive, math.inf, -edge), high)
     return low, high
+
+
+def _preimage_of_both(low: Tensor, high: Tensor, via: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The reals that round, in dtype ``via``, to a number between ``low`` and ``high``; may be none."""
+    least, most = low.to(via), high.to(via)
+    up = (least.double() < low) & ~least.isinf()
+    down = (most.double() > high) & ~most.isinf()
+    first, last = _ordered(least) + up.int(), _ordered(most) - down.int()
+    # An infinite end stays so: nothing lies beyond it.
+    first_low = _preimage(_encoded(first, via))[0]
+    last_high = _preimage(_encoded(last, via))[1]
+    none = first > last
+    return torch.where(none, torch.ones_like(low), first_low), torch.where(
+        none, -torch.ones_like(low), last_high
+    )
+
+
+def _encoded(code: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.where(code >= 0, code, -32768 - code).to(torch.int16).view(dtype)
 
 
 def _judge_written(
@@ -177,7 +209,7 @@ def _judge_written(
         wrong = cells.written & ~same_bits(cells.value, after, any_nan=True)
         problem = _first("copy", name, cells.stage, wrong, cells.value, after, axes, total)
         return 0.0, problem
-    ratio = _ratios(cells.value, cells.bound, after)
+    ratio = _ratios(cells, cells.bound, after)
     ratio = torch.where(cells.written, ratio, 0.0)
     wrong = ratio > 1.0
     largest = float(ratio.max()) if ratio.numel() else 0.0
@@ -199,9 +231,10 @@ def _judge_written(
     )
 
 
-def _ratios(value: Tensor, bound: Tensor, observed: Tensor) -> Tensor:
+def _ratios(cells: Cells, bound: Tensor, observed: Tensor) -> Tensor:
     """Excess over bound; 0 where nothing can be claimed, infinite where a claim is plainly broken."""
-    distance = excess(value, observed)
+    value = cells.value
+    distance = excess(value, observed, cells.via)
     ratio = torch.where(distance == 0.0, torch.zeros_like(distance), distance / bound)
     seen = observed.double()
     # Not finite exactly where the exact result is not: NaN and infinities are one class, since

@@ -20,11 +20,13 @@ DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
     "int32": torch.int32,
     "int64": torch.int64,
+    "bool": torch.bool,
 }
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 Fence = Literal["none", "below", "above"]
 Strided = Literal["dense", "leading", "any"]
+Role = Literal["token", "slot", "parameter", "index", "output"]
 
 
 def intern_field(struct: msgspec.Struct, name: str) -> None:
@@ -42,16 +44,35 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     ``axes`` names the dimensions for messages. ``strided`` is what the contract lets the
     layout change: nothing, the leading stride, or any stride and the order of dimensions.
-    ``index`` marks tensors whose elements address others.
+    ``role`` says what makes its elements: the tokens of a row, the slot or record row of a
+    row, parameters, the call's own lists (elements that address others), or nothing, as for
+    outputs. ``values`` names its table of regimes where that is not the tensor's name, and
+    ``like`` a tensor whose trailing strides it must share.
     """
 
     name: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    output: bool = False
-    index: bool = False
+    role: Role
     strided: Strided = "any"
+    values: str = ""
+    like: str = ""
+
+    @property
+    def table(self) -> str:
+        """Name of its table of regimes."""
+        return self.values or self.name
+
+    @property
+    def index(self) -> bool:
+        """Whether its elements address others."""
+        return self.role == "index"
+
+    @property
+    def output(self) -> bool:
+        """Whether all of it is poison before the call."""
+        return self.role == "output"
 
     @property
     def itemsize(self) -> int:
@@ -133,6 +154,16 @@ def check_layout(spec: TensorSpec, layout: Layout) -> None:
         raise ValueError(f"layout of {spec.name} may not move its trailing dimensions; found {layout}")
     if spec.strided == "dense" and any(layout.gaps):
         raise ValueError(f"layout of {spec.name} must be dense; found {layout}")
+
+
+def check_alike(specs: dict[str, TensorSpec], layouts: dict[str, Layout]) -> None:
+    """Raise ``ValueError`` unless tensors that must share their trailing strides do."""
+    for name, spec in specs.items():
+        if spec.like:
+            model = specs[spec.like]
+            found = strides(spec, layouts.get(name, DENSE))[1:]
+            if found != strides(model, layouts.get(spec.like, DENSE))[1:]:
+                raise ValueError(f"{name} must have the trailing strides of {spec.like}; found {found}")
 
 
 def check_page(page: Page, specs: dict[str, TensorSpec], layouts: dict[str, Layout]) -> None:

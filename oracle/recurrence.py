@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from oracle.tracked import Arithmetic, Tracked, constant
+from oracle.tracked import Arithmetic, Tracked, constant, exact, larger, select
 
 EPS = 1e-6
 
@@ -46,6 +46,28 @@ def stepwise(
         us.append(u)
         os.append(ar.sum(ar.mul(S, q_t)))
     return Window(_stack(us), _stack(os), S)
+
+
+def fold(state: Tracked, k: Tracked, g: Tracked, u: Tracked, tokens: torch.Tensor, ar: Arithmetic) -> Tracked:
+    """The state after the first ``tokens[n]`` tokens of row n, from recorded keys and corrections.
+
+    S_n = S_0 e^{L_{n-1}} + sum_{t<n} u_t (k^_t e^{L_{n-1} - L_t})^T with raw keys ``k``, in
+    either of two orders: token by token forwards, or backwards with the decay accumulated. The
+    bound holds for both.
+    """
+    k, decay = normalise(k, ar), ar.exp(g)
+    active = [(t < tokens)[:, None, None, None] for t in range(k.v.shape[2])]
+    update = [ar.mul(_expand(u[:, :, t]), _row(k[:, :, t])) for t in range(len(active))]  # [N, H, V, K]
+    forwards = state
+    for t, on in enumerate(active):
+        stepped = ar.add(ar.mul(forwards, _row(decay[:, :, t])), update[t])
+        forwards = select(on, stepped, forwards)
+    through = exact(torch.ones_like(decay.v[:, :, :1]))  # [N, H, 1, K]
+    added = exact(torch.zeros_like(state.v))
+    for t in reversed(range(len(active))):
+        added = select(active[t], ar.add(added, ar.mul(update[t], through)), added)
+        through = select(active[t], ar.mul(through, _row(decay[:, :, t])), through)
+    return larger(forwards, ar.add(ar.mul(state, through), added))
 
 
 def closed_form(

@@ -128,6 +128,22 @@ class Arithmetic:
         rel = t * exp_rel * (1.0 + exp_rel) + U + self.div_rel
         return Tracked(s, moved + 1.01 * rel * (s + moved) + FLUSH)
 
+    def silu(self, a: Tracked) -> Tracked:
+        """a / (1 + e**-a), as a division.
+
+        The derivative is s (1 + a (1 - s)) with s the sigmoid, the second one at most 1/2. Once
+        e**-a passes 2**126 a fast division may give 0, and past the fp32 range any does.
+        """
+        s, t = torch.sigmoid(a.v), torch.sigmoid(-a.v)
+        v = a.v * s
+        moved = (s * (1.0 + a.v * t)).abs() * a.e + 0.25 * a.e * a.e
+        exp_rel = self.exp_rel + 2.0 * U * a.magnitude.clamp(max=700.0)
+        rel = t * exp_rel * (1.0 + exp_rel) + U + self.div_rel
+        vanishing = a.e - a.v > 126.0 * math.log(2.0)
+        own = 1.01 * rel * (v.abs() + moved) + torch.where(vanishing, v.abs(), 0.0)
+        # e**-inf is 0: an infinite sum of taps stays infinite, or is NaN on the other side.
+        return Tracked(v, moved + own + FLUSH)
+
     def softplus(self, a: Tracked) -> Tracked:
         """log(1 + e**a), and a itself above 20: the contract's literal expression.
 
@@ -147,6 +163,21 @@ class Arithmetic:
         literal = e_log + self.log_rel * (v + e_log)
         e = torch.where(above & ~either, 0.0, literal)
         return Tracked(v, e + a.e + torch.where(either, 2.1e-9, 0.0))
+
+
+def in_range(a: Tracked) -> Tracked:
+    """The same, with the claim withdrawn where it may pass the fp32 range."""
+    return _in_range(a, a.magnitude)
+
+
+def larger(a: Tracked, b: Tracked) -> Tracked:
+    """What holds whichever of two ways, with the bounds of ``a`` and of ``b``, computed it."""
+    return Tracked(a.v, torch.maximum(a.e, b.e + (a.v - b.v).abs()))
+
+
+def select(condition: Tensor, a: Tracked, b: Tracked) -> Tracked:
+    """``a`` where the condition holds, else ``b``."""
+    return Tracked(torch.where(condition, a.v, b.v), torch.where(condition, a.e, b.e))
 
 
 def _in_range(a: Tracked, magnitude: Tensor) -> Tracked:

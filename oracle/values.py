@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from oracle.calls.base import Place
 from oracle.case import Case
 from oracle.layout import DTYPES, TensorSpec
 
@@ -156,6 +157,27 @@ _THRESHOLDS = (
     1e4,
 )
 
+_STATES: dict[str, Regime] = {
+    "normal": _normal(),
+    "zero": _ZERO,
+    "one_hot": _one_hot,
+    "ties": _ties,
+    "binades": _binades(-20, 10),
+    "large": _normal(2.0**20),
+    "specials": _specials,
+}
+_ACTIVATIONS: dict[str, Regime] = {
+    "normal": _normal(),
+    "zero": _ZERO,
+    "ties": _ties,
+    "near_one": _choice(1.0078125, -1.0078125, 1.0, 0.9921875),  # products between two bf16 numbers (21)
+    "saturated": _choice(-104.0, -100.0, -88.75, -88.0, -87.25, -20.0, 20.0, 88.0, 100.0),  # SiLU (22)
+    "one_hot": _one_hot,
+    "binades": _binades(-20, 10),
+    "extreme": _binades(-126, 100),
+    "specials": _specials,
+}
+
 REGIMES: dict[str, dict[str, Regime]] = {
     "q": _KEYS,
     "k": _KEYS,
@@ -185,17 +207,24 @@ REGIMES: dict[str, dict[str, Regime]] = {
     },
     "A_log": {"normal": _normal(0.5), "zero": _ZERO, "spread": _scaled(-4.0, 3.0)},
     "dt_bias": {"normal": _normal(), "zero": _ZERO, "spread": _scaled(-6.0, 6.0)},
-    "state": {
-        "normal": _normal(),
+    "state": _STATES,
+    "correction": _STATES,
+    "key_gate": {**_KEYS, "fast": _scaled(4.0, 40.0), "thresholds": _choice(*_THRESHOLDS)},
+    "x": _ACTIVATIONS,
+    "conv_state": _ACTIVATIONS,
+    "weight": {
+        "normal": _normal(0.5),
         "zero": _ZERO,
-        "one_hot": _one_hot,
         "ties": _ties,
+        "near_one": _choice(1.0078125, -1.0078125, 1.0, -1.015625, 0.99609375),
+        "one_hot": _one_hot,
         "binades": _binades(-20, 10),
-        "large": _normal(2.0**20),
+        "extreme": _binades(-126, 60),
         "specials": _specials,
     },
+    "bias": {"normal": _normal(), "zero": _ZERO, "near_one": _choice(-1.015625, 1.0), "specials": _specials},
 }
-"""Per tensor, its regimes; the first is what an unnamed regime means and what shrinking aims at."""
+"""Per table, its regimes; the first is what an unnamed regime means and what shrinking aims at."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +232,7 @@ class Values:
     """Dense input tensors on the CPU, and which of their cells hold inputs.
 
     ``tensors[name]`` has the case's shape and dtype. ``filled[name]`` is a bool tensor of
-    the leading dimensions that are inputs; cells outside it are dead and hold poison in the
+    leading dimensions, or all, that are inputs; cells outside it are dead and hold poison in the
     arena. Output tensors do not appear: all their cells are poison before the launch.
     """
 
@@ -213,26 +242,19 @@ class Values:
 
 def build(case: Case) -> Values:
     """Build the case's inputs; deterministic to the bit. ``ValueError`` for an unknown regime."""
-    call, specs = case.call, case.call.tensors()
     if without := sorted(case.regimes.keys() - REGIMES.keys()):
         raise ValueError(f"{without[0]} has no regimes: its values follow from the case")
     tensors: dict[str, torch.Tensor] = {}
     filled: dict[str, torch.Tensor] = {}
-    for name, spec in specs.items():
+    indices = case.call.index_values()
+    for name, spec in case.call.tensors().items():
         if spec.output:
             continue
         if spec.index:
-            source = call.starts if name == "query_start_loc" else call.slots
-            tensors[name] = torch.tensor(source, dtype=DTYPES[spec.dtype])
+            tensors[name] = torch.tensor(indices[name], dtype=DTYPES[spec.dtype]).reshape(spec.shape)
             filled[name] = torch.ones(spec.shape, dtype=torch.bool)
             continue
-        draw = _regime(case, name)
-        if name in ("A_log", "dt_bias"):
-            data, mask = _parameters(case, spec, draw), np.ones(spec.shape[0], dtype=bool)
-        elif name == "state":
-            data, mask = _states(case, spec, draw)
-        else:
-            data, mask = _tokens(case, spec, draw)
+        data, mask = _MAKERS[spec.role](case, spec, _regime(case, spec))
         tensors[name] = torch.from_numpy(data).to(DTYPES[spec.dtype])
         filled[name] = torch.from_numpy(mask)
     return Values(tensors, filled)
@@ -250,55 +272,83 @@ def checksum(case: Case) -> str:
     return digest.hexdigest()
 
 
-def regime_of(case: Case, name: str) -> str:
-    """The regime in force for a tensor: the case's, else the first of its table."""
-    return case.regimes.get(name, next(iter(REGIMES[name])))
+def regime_of(case: Case, table: str) -> str:
+    """The regime in force for a table: the case's, else its first."""
+    return case.regimes.get(table, next(iter(REGIMES[table])))
 
 
-def _regime(case: Case, name: str) -> Regime:
-    table, wanted = REGIMES[name], regime_of(case, name)
+def _regime(case: Case, spec: TensorSpec) -> Regime:
+    table, wanted = REGIMES[spec.table], regime_of(case, spec.table)
     if wanted not in table:
-        raise ValueError(f"{name} has no regime {wanted!r}; it has {', '.join(table)}")
+        raise ValueError(f"{spec.table} has no regime {wanted!r}; it has {', '.join(table)}")
     return table[wanted]
 
 
-def _parameters(case: Case, spec: TensorSpec, draw: Regime) -> Array:
-    """Per-head parameters: [H] or [H, K]."""
+def _parameters(case: Case, spec: TensorSpec, draw: Regime) -> tuple[Array, Array]:
+    """Parameters: a stream per head where there are heads ([H], [H, K]), else one ([C], [C, W])."""
     width = spec.shape[1] if len(spec.shape) == 2 else 1
-    rows = [draw(Stream(case.seed, spec.name, 0, h), (1, width))[0] for h in range(spec.shape[0])]
-    return np.stack(rows).reshape(spec.shape)
+    if spec.axes[0] == "head":
+        rows = [draw(Stream(case.seed, spec.name, 0, h), (1, width))[0] for h in range(spec.shape[0])]
+        data = np.stack(rows)
+    else:
+        data = draw(Stream(case.seed, spec.name, 0, 0), (spec.shape[0], width))
+    return data.reshape(spec.shape), np.ones(spec.shape[0], dtype=bool)
 
 
-def _states(case: Case, spec: TensorSpec, draw: Regime) -> tuple[Array, Array]:
-    """Live slots' states [S, H, V, K], keyed by the row that owns them; the rest is dead."""
-    _, heads, value_dim, key_dim = spec.shape
-    data, mask = np.zeros(spec.shape), np.zeros(spec.shape[0], dtype=bool)
-    for row, slot in enumerate(case.call.slots):
-        if case.call.live(row):
-            mask[slot] = True
-            for h in range(heads):
-                data[slot, h] = draw(
-                    Stream(case.seed, spec.name, case.call.ids[row], h), (value_dim, key_dim)
-                )
-    return data, mask
+def _block(case: Case, spec: TensorSpec, draw: Regime, row: int, shape: tuple[int, ...]) -> Array:
+    """A row's elements, ``[H, *shape]`` from a stream per head, or ``shape`` from one; two axes at most."""
+    two = (shape[0], int(np.prod(shape[1:])))
+    heads = spec.shape[1] if spec.axes[1] == "head" else 1
+    hostile_from = case.call.hostile[row] if case.call.hostile and _has_positions(spec) else shape[0]
+    result = np.empty((heads, *two))
+    for h in range(heads):
+        result[h] = draw(Stream(case.seed, spec.name, case.call.ids[row], h), two)
+        if hostile_from < shape[0]:
+            hostile = Stream(case.seed, f"hostile {spec.name}", case.call.ids[row], h)
+            result[h, hostile_from:] = SPECIALS[hostile.below(len(SPECIALS), two)][hostile_from:]
+    return result.reshape(-1, *shape) if spec.axes[1] == "head" else result.reshape(shape)
+
+
+def _has_positions(spec: TensorSpec) -> bool:
+    """Whether the first axis of a row's block counts its tokens."""
+    return spec.role == "token" or "position" in spec.axes
+
+
+def _slots(case: Case, spec: TensorSpec, draw: Regime) -> tuple[Array, Array]:
+    """Slots or record rows, keyed by the row that reads them; the rest is dead."""
+    call, inner = case.call, spec.shape[2:] if spec.axes[1] == "head" else spec.shape[1:]
+    data = np.zeros(spec.shape)
+    whole, parts = np.zeros(spec.shape[0], dtype=bool), np.zeros(spec.shape, dtype=bool)
+    entries: list[tuple[int, int, Place | None]] = list(call.blocks(spec.name))
+    for index, (row, slot, cells) in enumerate(entries):
+        if not index or entries[index - 1][0] != row:
+            data[slot] = _block(case, spec, draw, row, inner)
+        whole[slot] = True
+        parts[(slot, *cells) if cells is not None else slot] = True
+    return data, whole if all(cells is None for _, _, cells in entries) else parts
 
 
 def _tokens(case: Case, spec: TensorSpec, draw: Regime) -> tuple[Array, Array]:
-    """Live rows' tokens [T, H, C] or [T, H]; null rows' and padding tokens are dead."""
-    call, heads = case.call, spec.shape[1]
-    width = spec.shape[2] if len(spec.shape) == 3 else 1
-    data, mask = np.zeros((spec.shape[0], heads, width)), np.zeros(spec.shape[0], dtype=bool)
-    for row, (start, qlen) in enumerate(zip(call.starts, call.qlens, strict=False)):
-        if not call.live(row):
-            continue
-        mask[start : start + qlen] = True
-        hostile_from = call.hostile[row] if call.hostile else qlen
-        for h in range(heads):
+    """Rows' tokens [T, ...] or [N, L, ...]; those that nobody reads are dead."""
+    call = case.call
+    batched = spec.axes[0] == "row"
+    heads = spec.axes[1] == "head"
+    inner = spec.shape[2:] if batched or heads else spec.shape[1:]
+    data, mask = np.zeros(spec.shape), np.zeros(spec.shape[: 2 if batched else 1], dtype=bool)
+    for row, qlen in enumerate(call.qlens):
+        if qlen and call.reads_tokens(row):
             # The whole window is drawn whatever the row's length, so a shorter row keeps its values.
-            stream = Stream(case.seed, spec.name, call.ids[row], h)
-            data[start : start + qlen, h] = draw(stream, (call.window, width))[:qlen]
-            if hostile_from < qlen:
-                hostile = Stream(case.seed, f"hostile {spec.name}", call.ids[row], h)
-                picks = SPECIALS[hostile.below(len(SPECIALS), (call.window, width))]
-                data[start + hostile_from : start + qlen, h] = picks[hostile_from:qlen]
-    return data.reshape(spec.shape), mask
+            block = _block(case, spec, draw, row, (call.longest, *(inner or (1,))))
+            if heads:
+                block = np.moveaxis(block, 0, 1)
+            place = call.token_place(row)
+            data[place] = block[:qlen].reshape(data[place].shape)
+            mask[place] = True
+    return data, mask
+
+
+_MAKERS: dict[str, Callable[[Case, TensorSpec, Regime], tuple[Array, Array]]] = {
+    "token": _tokens,
+    "slot": _slots,
+    "parameter": _parameters,
+}

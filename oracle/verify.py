@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.expectation import Cells, Expected
 from oracle.gate import log_decay
 from oracle.layout import DTYPES
@@ -44,7 +45,9 @@ def live_rows(call: Verify) -> LiveRows:
 
 def expect_verify(case: Case, values: Values, ar: Arithmetic) -> Expected:
     """Outputs, corrections and records of a verify call; the checkpoint must not change."""
-    call, live = case.call, live_rows(case.call)
+    call = case.call
+    assert isinstance(call, Verify)
+    live = live_rows(call)
     window = _compute(call, values, live, ar) if len(live.rows) else None
     cells = {
         "correction": _corrections(call, live, window[0] if window else None),

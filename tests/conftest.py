@@ -16,11 +16,13 @@ from ci.executor import Executor
 from ci.failures import CORPORA, save
 from ci.query import Offer, ask
 from ci.report import describe
+from impl.contract import Domain
 from impl.devices.registry import NAMES, default
 from impl.registry import split
 from oracle.buckets import buckets
 from oracle.case import Case
 from oracle.judge import Verdict
+from tests.strategies.cases import cases
 
 NIGHTLY_MINUTES = float(os.environ.get("KDAFUZZ_NIGHTLY_MINUTES", "10"))
 """How long one test may search under the profile ``nightly``."""
@@ -99,6 +101,17 @@ class Subject:
         self._last: tuple[str, Path | None] = ("", None)
         self._time_box = time_box
         self.palette = default_palette(device, 25)
+
+    def domain(self, operation: str) -> Domain:
+        """What the implementation takes of an operation; the test is skipped if it does not offer it."""
+        if operation not in self.offer.domains:
+            pytest.skip(f"needs {operation}; found {self.offer.absent.get(operation, 'none')}")
+        return self.offer.domains[operation]
+
+    def cases(self, operation: str, *relations: str) -> SearchStrategy[Case]:
+        """The operation's cases, with one of these relations or none."""
+        domain = self.domain(operation)
+        return cases(operation, domain, variants=self.palette, relations=relations)
 
     def search(self, strategy: SearchStrategy[Case]) -> None:
         """Require what the strategy draws; again with other cases while there is time, if there is a box."""

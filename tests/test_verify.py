@@ -4,12 +4,10 @@ Every example is also checked byte by byte: what the call may not write keeps it
 """
 
 import pytest
-from hypothesis import strategies as st
 
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from tests.conftest import Subject
-from tests.strategies.cases import RELATIONS, verify_cases
-from tests.strategies.variants import palette
 
 BASE = Verify(
     heads=2,
@@ -24,28 +22,20 @@ BASE = Verify(
 )
 
 
-def _strategy(subject: Subject, relations: tuple[str, ...]) -> st.SearchStrategy[Case]:
-    if "verify" not in subject.offer.operations:
-        pytest.skip(f"needs verify; found {subject.offer.absent.get('verify', 'none')}")
-    domain = subject.offer.domain
-    chosen = palette(0, subject.palette, domain) if subject.palette else None
-    return verify_cases(domain=domain, palette=chosen, relations=relations)
-
-
 def test_differential(subject: Subject) -> None:
     """Every element within its bound, every other byte unchanged."""
-    subject.search(_strategy(subject, ()))
+    subject.search(subject.cases("verify"))
 
 
-@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("relation", Verify.relations)
 def test_invariant(subject: Subject, relation: str) -> None:
     """A case and its image under the relation agree bit for bit."""
-    subject.search(_strategy(subject, (relation,)))
+    subject.search(subject.cases("verify", relation))
 
 
 def _based(subject: Subject, **changes: object) -> Case:
     fields = {name: getattr(BASE, name) for name in Verify.__struct_fields__} | changes
-    fields["records"] = subject.offer.domain.records[0]
+    fields["records"] = subject.domain("verify").records[0]
     return Case(call=Verify(**fields))
 
 

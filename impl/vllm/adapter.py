@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from impl.contract import Implementation, UnavailableError
-from impl.vllm.load import AbsentError, load
+from impl.contract import Domain, Implementation, UnavailableError
+from impl.vllm.load import AbsentError, LoadedVllm, RecordLayout, load
 from impl.vllm.source import SourceError, resolve, split_flavour
 
 
@@ -21,15 +21,37 @@ def implementation(text: str) -> Implementation:
         raise UnavailableError(f"{text}: {error}") from None
     operations: dict[str, Callable[..., object]] = {}
     absent: dict[str, str] = {}
-    try:
-        operations["verify"] = loaded.verify()
-    except (AbsentError, SourceError) as error:
-        absent["verify"] = str(error)
+    for operation, find in _finders(loaded).items():
+        try:
+            operations[operation] = find()
+        except (AbsentError, SourceError) as error:
+            absent[operation] = str(error)
+    layout: tuple[RecordLayout, ...] = (loaded.record_layout(),) if "verify" in operations else ("row",)
     return Implementation(
         name=text,
         version=loaded.source.version,
         operations=operations,
         arithmetic="sequential-fp32",
+        domain=Domain(records=layout),
+        domains={"conv_update": _CONVOLUTIONS, "conv_prefill": _CONVOLUTIONS},
         absent=absent,
         path=lambda: "triton",
+        set_conv_state_dim_first=loaded.set_conv_state_dim_first,
     )
+
+
+_CONVOLUTIONS = Domain(
+    dense=("query_start_loc", "num_accepted_tokens", "has_initial_state", "bias"), pad_slots=False
+)
+"""Contract, section 1.5: shipped convolutions read these as contiguous, and slot 0 alone is null."""
+
+
+def _finders(loaded: LoadedVllm) -> dict[str, Callable[[], Callable[..., object]]]:
+    """Per operation, what looks its callable up."""
+    return {
+        "verify": loaded.verify,
+        "conv_update": lambda: loaded.conv_function("causal_conv1d_update"),
+        "conv_prefill": lambda: loaded.conv_function("causal_conv1d_fn"),
+        "packed_conv": loaded.packed_conv_function,
+        "commit": loaded.commit_context,
+    }

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from impl.vllm.imports import PrivateRoot, mount, unmount
 from impl.vllm.source import Source, SourceError
 
-__all__ = ["AbsentError", "LoadedVllm", "load"]
+__all__ = ["AbsentError", "LoadedVllm", "RecordLayout", "load"]
 
 _RECOVERSSM = "vllm.models.kimi_k3.nvidia.ops.recoverssm"
 _CONV = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
@@ -100,12 +100,22 @@ class LoadedVllm:
         """Return the module with `causal_conv1d_update` and `causal_conv1d_fn`."""
         return self.module(_CONV)
 
+    def conv_function(self, name: str) -> Callable[..., Any]:
+        """Return a function of that module."""
+        function: Callable[..., Any] = self.attribute(_CONV, name)
+        return function
+
     def packed_conv(self) -> ModuleType:
         """Return the module with `packed_causal_conv1d_fn` and `packed_causal_conv1d_supported`.
 
         No release up to 0.33.0 has it.
         """
         return self.module(_PACKED_CONV)
+
+    def packed_conv_function(self) -> Callable[..., Any]:
+        """Return `packed_causal_conv1d_fn`."""
+        function: Callable[..., Any] = self.attribute(_PACKED_CONV, "packed_causal_conv1d_fn")
+        return function
 
     def cute(self) -> ModuleType:
         """Return the module with the host side of the CuTe kernels (from 0.33.0).

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from ci.cli import main
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.codec import SCHEMA, CaseFile
 from oracle.values import checksum
 

@@ -21,7 +21,7 @@ from impl.contract import Implementation
 from oracle.case import Case
 from oracle.judge import Verdict
 from tests.meta.faults import Fault, plant
-from tests.strategies.cases import verify_cases
+from tests.strategies.verify import verify_cases
 
 SOURCE = Path(__file__).parents[2] / "impl" / "triton" / "verify.py"
 SELECTION = "KDAFUZZ_PLANTED"

@@ -5,6 +5,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.meta.calls import verify_of
 from tests.meta.faults import FAULTS, Fault
 from tests.meta.planted import EXAMPLES, Bench, search, seed_of
 
@@ -46,7 +47,7 @@ def _line(bench: Bench, fault: Fault, seeds: int, seconds: float) -> str:
     shown = " ".join(str(n) if n else f">{EXAMPLES}" for n in counts)
     stage = size = "-"
     if failure is not None:
-        call = failure.case.call
+        call = verify_of(failure.case)
         stage = f"{failure.verdict.stage} {failure.verdict.problems[0].kind}"
         size = f"{call.rows}/{call.heads}/{call.tokens}"
         if call.rows > fault.rows or call.heads > fault.heads or call.tokens > fault.tokens:

@@ -11,11 +11,12 @@ from hypothesis import given
 from impl.arena import POISONS, RED_ZONE, Arena
 from impl.contract import Domain
 from impl.devices.base import Segment
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.judge import same_bits
 from oracle.layout import DENSE, DTYPES, Layout, Page, strides
 from oracle.values import build
-from tests.strategies.cases import verify_cases
+from tests.strategies.verify import verify_cases
 
 CASES = verify_cases(domain=Domain(head_dims=((5, 3), (1, 2), (4, 4)), windows=(1, 3)), relations=())
 

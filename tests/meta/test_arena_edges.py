@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from impl.arena import Arena
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.expectation import Expected, Observation, Stray
 from oracle.judge import judge
 from oracle.layout import Fence, Layout, Page
@@ -89,7 +90,8 @@ CHILD = """
 import ctypes, os, sys
 from impl.arena import Arena
 from impl.devices.cpu import CpuMemory, PAGE, _Mapping
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.layout import Layout, Page
 from oracle.values import build
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from oracle.case import Case, Hostile, Permute, Relayout, Rename, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case, Hostile, Permute, Relayout, Rename, Unpacked
 from oracle.layout import Layout, Page
 
 CALL: dict[str, Any] = {
@@ -103,10 +104,11 @@ def test_calls_at_the_edge_of_the_contract(changes: dict[str, Any]) -> None:
         ),
         ({"relation": Permute((0, 0))}, "a permutation must name every row once"),
         ({"relation": Hostile(2, 0)}, "the hostile row is not in the batch"),
-        ({"relation": Rename((0, 1))}, "renaming must keep null rows null and live rows live"),
-        ({"relation": Rename((1,))}, "renaming must keep null rows null and live rows live"),
-        ({"relation": Rename((1, 3))}, "a row names a slot outside the pool"),
-        ({"relation": Rename((1, 1))}, "two live rows share a slot"),
+        ({"relation": Rename((0, 1))}, "new names must be the slots of the pool in another order, 0 first"),
+        ({"relation": Rename((1, 0, 2))}, "new names must be the slots of the pool in another order"),
+        ({"relation": Rename((0, 1, 1))}, "new names must be the slots of the pool in another order"),
+        ({"relation": Rename((0, 1, 3))}, "new names must be the slots of the pool in another order"),
+        ({"relation": Unpacked()}, "verify has no invariant 'unpacked'"),
         ({"relation": Relayout({"z": Layout()})}, "verify has no tensor 'z'"),
         ({"relation": Relayout({"q": Layout(gaps=(1,))})}, "layout of q needs 3 gaps; found 1"),
     ],

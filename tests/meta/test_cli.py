@@ -9,7 +9,8 @@ import pytest
 
 from impl.contract import UnavailableError
 from impl.registry import resolve, split
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.codec import dumps
 from tests.meta.commands import CALL, Result, entry, here, kdafuzz, plug_in, tree
 

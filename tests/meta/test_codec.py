@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case, image
 from oracle.codec import (
     MAX_FILE_BYTES,
     SCHEMA,
@@ -23,10 +24,9 @@ from oracle.codec import (
     loads,
     read,
 )
-from oracle.relations import image
 from oracle.values import checksum
 from tests.meta.test_case import CALL
-from tests.strategies.cases import verify_cases
+from tests.strategies.verify import verify_cases
 
 ENTRY = CaseFile(
     kdafuzz=SCHEMA, case=Case(call=Verify(**CALL)), checksum="00", why="a test", found={"a": "b"}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ci.failures import case_id
-from oracle.case import Case, OtherPoison, Relayout, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case, OtherPoison, Relayout
 from oracle.codec import dumps
 from oracle.layout import Layout
 from oracle.values import checksum

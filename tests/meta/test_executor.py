@@ -16,10 +16,12 @@ from ci.failures import save
 from ci.fuzz import Run
 from ci.worker import Options
 from impl.contract import Domain, UnavailableError
-from oracle.case import Case, Repeat, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case, Repeat
 from oracle.codec import read
 from oracle.judge import Verdict
 from oracle.layout import Layout
+from tests.meta.calls import verify_of
 from tests.meta.commands import gone, kdafuzz, plug_in, processes_of, tree
 
 CASE = Case(
@@ -216,7 +218,7 @@ def test_from_the_command_to_the_replay(tmp_path: Path) -> None:
     assert {f".kdafuzz/{Path(name)}" for name in tree(tmp_path / ".kdafuzz") if name.endswith("json")} == {
         *files
     }
-    smallest = read(tmp_path / files[-1]).case.call
+    smallest = verify_of(read(tmp_path / files[-1]).case)
     assert (smallest.heads, smallest.rows, smallest.tokens) == (2, 1, 1)
     # The saved implementation and device are what the line names: one replay stands for all.
     again = kdafuzz("replay", *files, "--timeout", "1", cwd=tmp_path)

@@ -19,6 +19,7 @@ from ci.fuzz import Run
 from ci.worker import Options, Shard
 from impl.contract import Domain, UnavailableError
 from oracle.codec import read
+from tests.meta.calls import verify_of
 from tests.meta.commands import command_line, gone, plug_in, processes_of, tree
 
 KEY = ("zoo_outside:right", "verify")
@@ -139,7 +140,7 @@ def test_an_interrupted_run_leaves_nothing_running(
     saved = [path for path in (folder / ".kdafuzz").rglob("*") if path.is_file()]
     assert len(saved) == (name == "slowly_wrong")
     if saved:
-        assert read(saved[0]).case.call.value_dim > 16
+        assert verify_of(read(saved[0]).case).value_dim > 16
         assert f"failing case, perhaps not minimal: {saved[0].relative_to(folder)}" in out
 
 

@@ -8,11 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.expect import expect
 from oracle.expectation import Cells, Expected, Observation, Stray
 from oracle.judge import Problem, Verdict, bits, judge, same_bits
 from oracle.values import build
+from tests.meta.calls import verify_of
 
 Tensor = torch.Tensor
 AXES = {"out": ("token", "head", "v"), "key_gate": ("row", "head", "position", "channel")}
@@ -28,7 +30,9 @@ def perfect(case: Case) -> tuple[Expected, Observation]:
             before[name] = torch.full(spec.shape, 7.0, dtype=getattr(torch, spec.dtype))
     after = {name: tensor.clone() for name, tensor in before.items()}
     for name, cells in expected.cells.items():
-        target = after.setdefault(name, torch.empty(cells.value.shape, dtype=getattr(torch, case.call.out)))
+        target = after.setdefault(
+            name, torch.empty(cells.value.shape, dtype=getattr(torch, verify_of(case).out))
+        )
         target[cells.written] = cells.value[cells.written].to(target.dtype)
     return expected, Observation(before, after)
 

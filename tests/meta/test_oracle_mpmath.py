@@ -17,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.expect import expect
 from oracle.gate import log_decay
 from oracle.recurrence import normalise, stepwise
 from oracle.tracked import COMPILED, exact
 from oracle.values import REGIMES, build
+from tests.meta.calls import verify_of
 
 RELATIVE = mpf("1e-12")
 SMALLEST = mpf("1e-300")
@@ -178,7 +180,7 @@ def tiny_cases(draw: st.DrawFn) -> Case:
 
 @given(tiny_cases())
 def test_whole_verify(case: Case) -> None:
-    call, values = case.call, build(case).tensors
+    call, values = verify_of(case), build(case).tensors
     cells = expect(case).cells
     out, correction = cells["out"], cells["correction"]
     assert out.bound is not None
@@ -207,9 +209,9 @@ def _inputs(case: Case, values: dict[str, torch.Tensor], token: int, h: int) -> 
     def row(name: str) -> list[Any]:
         return [mpf(e) for e in values[name][token, h].tolist()]
 
-    K = case.call.key_dim
+    K = verify_of(case).key_dim
     q = [e / mp.sqrt(K) for e in unit(row("q"))]
     bias, A_log = values["dt_bias"][h].tolist(), float(values["A_log"][h])
-    g = [gate(x, A_log, b, case.call.lower_bound) for x, b in zip(row("raw_g"), bias, strict=True)]
+    g = [gate(x, A_log, b, verify_of(case).lower_bound) for x, b in zip(row("raw_g"), bias, strict=True)]
     beta = 1 / (1 + mp.exp(-mpf(float(values["raw_beta"][token, h]))))
     return q, unit(row("k")), row("v"), g, beta

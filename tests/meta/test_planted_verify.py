@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.meta.calls import verify_of
 from tests.meta.faults import FAULTS, Fault, plant
 from tests.meta.planted import EXAMPLES, SOURCE, Bench, search, seed_of
 
@@ -46,7 +47,7 @@ def test_failure_shrinks_to_the_smallest_batch(name: str, bench: Bench) -> None:
     bench.select(fault)
     _, failure = search(bench.check, seed=seed_of(name), shrink_seconds=30.0)
     assert failure is not None
-    call = failure.case.call
+    call = verify_of(failure.case)
     assert call.rows <= fault.rows
     assert call.heads <= fault.heads
     assert call.tokens <= fault.tokens

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.values import REGIMES, Stream, build
 
 Array = np.ndarray

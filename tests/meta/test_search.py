@@ -10,7 +10,8 @@ from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.codec import canonical
 from oracle.judge import Problem, Verdict
-from tests.strategies.cases import verify_cases
+from tests.meta.calls import verify_of
+from tests.strategies.verify import verify_cases
 
 WRONG = Verdict(2.0, problems=(Problem("value", text="wrong"),))
 
@@ -53,7 +54,7 @@ def test_time_that_runs_out_while_shrinking_keeps_the_failure() -> None:
 
     def judge(case: Case) -> Verdict:
         assert time.monotonic() < until + 0.6
-        if case.call.value_dim <= 16:
+        if verify_of(case).value_dim <= 16:
             return Verdict()
         time.sleep(0.3)
         judged.append(canonical(case))
@@ -69,7 +70,7 @@ def test_an_interruption_while_shrinking_keeps_the_failure() -> None:
     judged = []
 
     def judge(case: Case) -> Verdict:
-        if case.call.value_dim <= 16:
+        if verify_of(case).value_dim <= 16:
             return Verdict()
         judged.append(canonical(case))
         if len(judged) == 3:

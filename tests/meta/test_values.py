@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impl.contract import Domain
-from oracle.case import Case, Verify
+from oracle.calls.verify import Verify
+from oracle.case import Case
 from oracle.judge import bits, same_bits
 from oracle.layout import DTYPES
 from oracle.values import REGIMES, SPECIALS, Stream, Values, build, checksum, regime_of
-from tests.strategies.cases import verify_cases
+from tests.meta.calls import verify_of
+from tests.strategies.verify import verify_cases
 
 Tensor = torch.Tensor
 replace = msgspec.structs.replace
@@ -211,7 +213,7 @@ def test_unknown_regimes_are_refused() -> None:
 
 @given(CASES)
 def test_numbers_are_the_regime_s_rounded_to_the_dtype(case: Case) -> None:
-    c, tensors = case.call, build(case).tensors
+    c, tensors = verify_of(case), build(case).tensors
     for row, start in enumerate(c.starts[:-1]):
         if not c.live(row):
             continue

@@ -1,6 +1,6 @@
 """Strategies over memory: offsets, strides, dimension orders, fences and shared pages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
@@ -46,19 +46,21 @@ def layouts(draw: st.DrawFn, spec: TensorSpec, *, wall: Fence = "none") -> Layou
     )
 
 
-@st.composite
-def layouts_of_class(draw: st.DrawFn, spec: TensorSpec, *, odd: bool) -> Layout:
+Pick = Callable[[Sequence[int]], int]
+
+
+def layout_of_class(pick: Pick, spec: TensorSpec, *, odd: bool) -> Layout:
     """A place that a compiler cannot tell from any other of its class (see ``variants``).
 
     The class is: every stride that dense memory has plus multiples of 16 elements, and an
     aligned start; or, if ``odd``, a leading stride and a start off every alignment, and for
-    tensors of free strides an innermost stride of 2. Shrinks towards small gaps.
+    tensors of free strides an innermost stride of 2.
     """
     ndim = len(spec.shape)
-    gaps, offset = [0] * ndim, draw(COARSE)
+    gaps, offset = [0] * ndim, pick(COARSE)
     movable = {"dense": 0, "leading": 1, "any": ndim - 1}[spec.strided]
     for dim in range(movable):
-        gaps[dim] = draw(COARSE)
+        gaps[dim] = pick(COARSE)
     if odd and spec.strided != "dense":
         offset += 1
         gaps[-1] += ndim > 1 and spec.strided == "any"
@@ -68,32 +70,54 @@ def layouts_of_class(draw: st.DrawFn, spec: TensorSpec, *, odd: bool) -> Layout:
     return Layout(offset=offset, gaps=tuple(gaps) if any(gaps) else ())
 
 
-COARSE = st.sampled_from((0, GRAIN, 2 * GRAIN, 3 * GRAIN))
-STEPS = st.one_of(st.sampled_from((0, 1, 3)), COARSE, st.integers(1, 40))
+COARSE = (0, GRAIN, 2 * GRAIN, 3 * GRAIN)
+STEPS = st.one_of(st.sampled_from((0, 1, 3)), st.sampled_from(COARSE), st.integers(1, 40))
+Arrangement = tuple[dict[str, Layout], tuple[Page, ...]]
+
+
+def arrangement_of_class(pick: Pick, specs: dict[str, TensorSpec], *, skewed: Sequence[str]) -> Arrangement:
+    """Layouts within the class in which the tensors of ``skewed`` are odd and no others.
+
+    Pages move every stride and have no such classes: there are none here.
+    """
+    chosen = {}
+    for name, spec in specs.items():
+        odd = name in skewed or name.partition(".")[0] in skewed
+        if odd or pick((0, 1, 2)) == 2:
+            layout = layout_of_class(pick, spec, odd=odd)
+            if layout != DENSE:
+                chosen[name] = layout
+    return alike(specs, chosen), ()
 
 
 @st.composite
 def arrangements_of_class(
     draw: st.DrawFn, specs: dict[str, TensorSpec], *, skewed: Sequence[str]
-) -> tuple[dict[str, Layout], tuple[Page, ...]]:
-    """Layouts within the class in which the tensors of ``skewed`` are odd and no others.
+) -> Arrangement:
+    """``arrangement_of_class``, drawn. Shrinks towards dense."""
+    return arrangement_of_class(lambda options: draw(st.sampled_from(options)), specs, skewed=skewed)
 
-    Pages move every stride and have no such classes: there are none here. Shrinks towards dense.
-    """
-    chosen = {}
+
+def alike(specs: dict[str, TensorSpec], chosen: dict[str, Layout]) -> dict[str, Layout]:
+    """The layouts with the trailing strides of tensors that must share them taken from their models."""
+    result = dict(chosen)
     for name, spec in specs.items():
-        odd = name in skewed
-        if odd or draw(st.integers(0, 2)) == 2:
-            layout = draw(layouts_of_class(spec, odd=odd))
+        if spec.like:
+            model, own = chosen.get(spec.like, DENSE), chosen.get(name, DENSE)
+            gaps = list(model.gaps or (0,) * len(spec.shape))
+            if model.order[:1] in ((), (0,)):
+                gaps[0] = own.gaps[0] if own.gaps else 0
+            layout = Layout(own.offset, tuple(gaps) if any(gaps) else (), model.order, own.fence)
+            result.pop(name, None)
             if layout != DENSE:
-                chosen[name] = layout
-    return chosen, ()
+                result[name] = layout
+    return result
 
 
 @st.composite
 def arrangements(
     draw: st.DrawFn, specs: dict[str, TensorSpec], *, pageable: Sequence[Sequence[str]]
-) -> tuple[dict[str, Layout], tuple[Page, ...]]:
+) -> Arrangement:
     """Layouts for some of the tensors, and shared pages for some groups of ``pageable``.
 
     Either everything is dense, or one tensor is not, or any number; four cases
@@ -118,7 +142,7 @@ def arrangements(
             chosen[name] = layout
     pages = []
     for group in pageable:
-        if draw(st.integers(0, 3)) == 3:
+        if group and draw(st.integers(0, 3)) == 3:
             page = draw(_pages([name for name in group if name in specs], wall=wall))
             pages.append(page)
             for name in page.members:
@@ -126,7 +150,7 @@ def arrangements(
     if wall != "none":
         paged = {name for page in pages for name in page.members}
         chosen |= {name: Layout(fence=wall) for name in specs if name not in chosen and name not in paged}
-    return chosen, tuple(pages)
+    return alike(specs, chosen), tuple(pages)
 
 
 def _keep_inside(chosen: dict[str, Layout], name: str) -> None:
@@ -165,6 +189,7 @@ def same_binary(
     """
     result = dict(layouts_)
     paged = {name for page in pages for name in page.members}
+    tied = {name for spec in specs.values() if spec.like for name in (spec.name, spec.like)}
     movable = [name for name, spec in specs.items() if spec.strided != "dense" and name not in paged]
     for name in draw(st.lists(st.sampled_from(movable), unique=True, min_size=1, max_size=4)):
         spec, old = specs[name], layouts_.get(name, DENSE)
@@ -172,7 +197,9 @@ def same_binary(
             continue
         steps, ndim = strides(spec, old), len(spec.shape)
         gaps = list(old.gaps or (0,) * ndim)
-        for dim in range(ndim if spec.strided == "any" else 1):
+        inner = spec.strided == "any" and name not in tied
+        outermost = old.order[:1] in ((), (0,))
+        for dim in range(ndim if inner else 1 if outermost else 0):
             if steps[dim] != 1:
                 gaps[dim] += GRAIN * draw(st.integers(0, 2))
         result[name] = Layout(old.offset + GRAIN * draw(st.integers(0, 2)), tuple(gaps), old.order)

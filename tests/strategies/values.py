@@ -1,9 +1,10 @@
 """Strategies over value regimes."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from oracle.layout import TensorSpec
 from oracle.values import REGIMES
 
 THEMES: tuple[dict[str, str], ...] = (
@@ -27,22 +28,46 @@ THEMES: tuple[dict[str, str], ...] = (
     {"raw_g": "thresholds", "raw_beta": "thresholds", "dt_bias": "zero"},
 )
 """Regimes that show a fault only together; independent draws would hardly ever meet them."""
+COMMIT_THEMES: tuple[dict[str, str], ...] = (
+    {},
+    {"key_gate": "thresholds", "A_log": "spread"},
+    {"key_gate": "fast", "dt_bias": "spread"},
+    {"key_gate": "tiny"},
+    {"correction": "one_hot", "state": "zero", "key_gate": "one_hot"},
+    {"correction": "zero", "A_log": "spread", "dt_bias": "spread"},
+    {"state": "zero", "dt_bias": "spread"},
+    {"correction": "ties", "state": "ties", "key_gate": "one_hot"},
+)
+CONV_THEMES: tuple[dict[str, str], ...] = (
+    {},
+    {"x": "near_one", "conv_state": "near_one", "weight": "near_one", "bias": "near_one"},
+    {"x": "ties", "conv_state": "ties", "weight": "ties", "bias": "zero"},
+    {"x": "saturated", "weight": "near_one", "conv_state": "zero"},
+    {"weight": "one_hot", "x": "binades", "conv_state": "binades", "bias": "zero"},
+    {"conv_state": "zero"},
+)
 _BOUNDED = THEMES[:1] * len(THEMES) + THEMES
 _UNBOUNDED = THEMES[:1] * 3 + THEMES + THEMES[1:4] * 3
 
 
+def verify_themes(*, bounded: bool) -> tuple[dict[str, str], ...]:
+    """Themes of verify; an unbounded gate gets those about gates more often."""
+    return _BOUNDED if bounded else _UNBOUNDED
+
+
 @st.composite
-def regimes(draw: st.DrawFn, names: Iterable[str], *, bounded: bool = True) -> dict[str, str]:
+def regimes(
+    draw: st.DrawFn, specs: dict[str, TensorSpec], *, themes: Sequence[dict[str, str]]
+) -> dict[str, str]:
     """A regime for some of the tensors, the plain one for the rest.
 
     Reaches every regime of ``oracle.values.REGIMES``: saturated gates, thresholds of the
-    softplus, keys that are nearly equal, tiny, one-hot or huge, ties, NaN and infinities. Half
-    of the cases start from a theme and change little of it, the others have up to three
-    unusual tensors. An unbounded gate (``bounded=False``) gets the themes about gates more
-    often. Shrinks towards plain values.
+    softplus, keys that are nearly equal, tiny, one-hot or huge, ties, NaN and infinities.
+    Starts from one of ``themes`` and changes little of it, or has up to three unusual
+    tensors. Shrinks towards plain values.
     """
-    candidates = [name for name in names if name in REGIMES]
-    theme = draw(st.sampled_from(_BOUNDED if bounded else _UNBOUNDED))
+    candidates = list(dict.fromkeys(spec.table for spec in specs.values() if spec.table in REGIMES))
+    theme = draw(st.sampled_from(themes))
     result = {name: regime for name, regime in theme.items() if name in candidates}
     size = draw(st.sampled_from((0, 0, 0, 1) if theme else (0, 1, 1, 2, 3)))
     for name in draw(st.lists(st.sampled_from(candidates), unique=True, min_size=size, max_size=size)):

@@ -15,7 +15,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from impl.contract import Domain
-from oracle.case import Verify
 
 HEAD_DIMS = (
     (16, 16),
@@ -55,80 +54,71 @@ Choose = Callable[[str, Sequence[Any]], Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """Compile-time constants of a verify, and which tensors have odd strides or offsets.
+    """What a compiler sees of a call: some of its fields, and which tensors have odd strides or offsets.
 
     ``heads`` are the head counts to draw from: one head makes some strides 1, which a
     compiler treats as a constant. ``skewed`` names the odd tensors; ``None`` leaves every
-    tensor's divisibility to chance.
+    tensor's divisibility to chance. ``layout_seed`` fixes all layouts of kernels that take
+    their strides as constants.
     """
 
-    head_dims: tuple[int, int]
-    window: int
-    activation: str
-    out: str
-    own_out: bool
-    state: str
-    starts_dtype: str
-    slots_dtype: str
-    lower_bound: float | None
-    records: str
-    heads: tuple[int, ...]
-    skewed: tuple[str, ...] | None
+    fields: dict[str, Any]
+    heads: tuple[int, ...] = HEADS
+    skewed: tuple[str, ...] | None = None
+    layout_seed: int = 0
 
 
-def make_variant(choose: Choose, domain: Domain, *, free: bool) -> Variant:
-    """Make a variant by asking ``choose(name, options)``; the first option is the simplest."""
+Maker = Callable[[Choose, Domain, bool], Variant]
+
+
+def skewed_and_heads(choose: Choose, strided: Sequence[str]) -> dict[str, Any]:
+    """The share of a variant that only compiled kernels have."""
+    heads = choose("heads", (HEADS[:1], HEADS[1:], HEADS[1:]))
+    kind = choose("skew", ("none", "none", "one", "all"))
+    skewed = {"none": (), "one": (choose("skewed", strided),), "all": tuple(strided)}[kind]
+    return {"heads": heads, "skewed": skewed, "layout_seed": choose("layout_seed", range(64))}
+
+
+def index_dtypes(choose: Choose, domain: Domain, *names: str) -> dict[str, str]:
+    """A dtype for each of these fields."""
+    return {name: choose(name, domain.index_dtypes or ("int32", "int64")) for name in names}
+
+
+def make_verify(choose: Choose, domain: Domain, free: bool) -> Variant:
+    """A variant of verify: asks ``choose(name, options)``; the first option is the simplest."""
     activation = choose("activation", domain.activations or ACTIVATIONS)
     own_out = choose("own_out", (True, True, False))
     out = choose("out", (activation, "float32", "bfloat16", "float16", "float64")) if own_out else activation
-    index = domain.index_dtypes or ("int32", "int64")
-    skewed: tuple[str, ...] | None = None
-    heads: tuple[int, ...] = HEADS
-    if not free:
-        heads = choose("heads", (HEADS[:1], HEADS[1:], HEADS[1:]))
-        kind = choose("skew", ("none", "none", "one", "all"))
-        skewed = {"none": (), "one": (choose("skewed", STRIDED),), "all": STRIDED}[kind]
-    return Variant(
-        head_dims=choose("head_dims", domain.head_dims or HEAD_DIMS),
-        window=choose("window", domain.windows or (4, 1, 2, 3, 5, 6, 7, 8, 11)),
-        activation=activation,
-        out=out,
-        own_out=own_out,
-        state=choose("state", domain.states or ("float32", "bfloat16")),
-        starts_dtype=choose("starts_dtype", index),
-        slots_dtype=choose("slots_dtype", index),
-        lower_bound=choose("lower_bound", BOUNDS),
-        records=choose("records", domain.records),
-        heads=heads,
-        skewed=skewed,
-    )
+    key_dim, value_dim = choose("head_dims", domain.head_dims or HEAD_DIMS)
+    fields = {
+        "key_dim": key_dim,
+        "value_dim": value_dim,
+        "window": choose("window", domain.windows or (4, 1, 2, 3, 5, 6, 7, 8, 11)),
+        "activation": activation,
+        "out": out,
+        "own_out": own_out,
+        "state": choose("state", domain.states or ("float32", "bfloat16")),
+        **index_dtypes(choose, domain, "starts_dtype", "slots_dtype"),
+        "lower_bound": choose("lower_bound", BOUNDS),
+        "records": choose("records", domain.records),
+    }
+    return Variant(fields, **({} if free else skewed_and_heads(choose, STRIDED)))
 
 
-def palette(seed: int, size: int, domain: Domain) -> tuple[Variant, ...]:
+def palette(make: Maker, seed: int, size: int, domain: Domain) -> tuple[Variant, ...]:
     """``size`` variants from a seed, the plainest first (failures shrink towards it)."""
     rng = random.Random(f"palette {seed}")
-    plainest = make_variant(lambda _, options: options[0], domain, free=False)
-    drawn = (
-        make_variant(lambda _, options: rng.choice(options), domain, free=False) for _ in range(size - 1)
-    )
-    return (plainest, *drawn)
+    plainest = make(lambda _, options: options[0], domain, False)
+    return (plainest, *(make(lambda _, options: rng.choice(options), domain, False) for _ in range(size - 1)))
 
 
-def variants(domain: Domain, chosen: Sequence[Variant] | None) -> st.SearchStrategy[Variant]:
+def variants(make: Maker, domain: Domain, chosen: Sequence[Variant] | None) -> st.SearchStrategy[Variant]:
     """Variants of a palette, or any; shrinks towards the first option of every choice."""
     if chosen is not None:
         return st.sampled_from(chosen)
-    return _free_variants(domain)
+    return _free_variants(make, domain)
 
 
 @st.composite
-def _free_variants(draw: st.DrawFn, domain: Domain) -> Variant:
-    return make_variant(lambda _, options: draw(st.sampled_from(options)), domain, free=True)
-
-
-def constants(variant: Variant) -> dict[str, Any]:
-    """The variant's share of the fields of ``Verify``."""
-    key_dim, value_dim = variant.head_dims
-    shared = [name for name in Verify.__struct_fields__ if hasattr(variant, name) and name != "heads"]
-    fields = {name: getattr(variant, name) for name in shared}
-    return {**fields, "key_dim": key_dim, "value_dim": value_dim}
+def _free_variants(draw: st.DrawFn, make: Maker, domain: Domain) -> Variant:
+    return make(lambda _, options: draw(st.sampled_from(options)), domain, True)

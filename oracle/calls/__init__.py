@@ -1,0 +1,16 @@
+"""The calls that a case can describe, one module per family; ``CALLS`` lists them by operation."""
+
+from oracle.calls.commit import Commit
+from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.verify import Verify
+
+AnyCall = Verify | ConvUpdate | ConvPrefill | PackedConv | Commit
+
+CALLS = {
+    "verify": Verify,
+    "conv_update": ConvUpdate,
+    "conv_prefill": ConvPrefill,
+    "packed_conv": PackedConv,
+    "commit": Commit,
+}
+"""Per operation, as ``--op`` names it, the struct that describes a call of it."""
