@@ -16,6 +16,7 @@ from rich.table import Table
 from ci.executor import SuiteError
 from ci.failures import require_writable
 from ci.fuzz import Row, Run
+from ci.known import read_known
 from ci.processes import PIPE_BROKEN, TerminatedError
 from ci.query import probe
 from ci.report import describe
@@ -39,6 +40,7 @@ def command(
     palette: int | None,
     timeout: float,
     keep_going: bool,
+    no_known: bool,
     json_path: Path | None,
 ) -> int:
     """Run what the options ask for; returns the exit code."""
@@ -55,6 +57,7 @@ def command(
         palette=default_palette(device, examples) if palette is None else palette,
         timeout=timeout,
         keep_going=keep_going,
+        known=() if no_known else read_known(),
     )
     require_writable(save, "--save")
     if json_path is not None:
@@ -170,6 +173,8 @@ class _Display:
                     escape(f"{row.implementation} {row.operation}"), total=total, note=""
                 )
             note = f"{row.rate:.1f}/s  ratio {row.tally.ratio:.3f}"
+            if row.tally.known:
+                note += f"  {sum(row.tally.known.values())} known"
             if row.failures:
                 note += f"  [red]{len(row.failures)} failing[/red]"
             elif row.tally.executions > row.tally.examples:
@@ -187,11 +192,13 @@ def _print(out: Console, run: Run) -> None:
     table = Table(title=None)
     for name in ("implementation", "operation"):
         table.add_column(name, no_wrap=True)
-    for name in ("examples", "examples/s", "largest ratio", "reached buckets", "failures"):
+    for name in ("examples", "examples/s", "largest ratio", "reached buckets", "known", "failures"):
         table.add_column(name, justify="right")
     for row in run.rows.values():
         table.add_row(*_cells(row))
     out.print(table)
+    for line in _findings(run):
+        out.print(line, soft_wrap=True, markup=False)
     for row in run.rows.values():
         if row.absent or row.stopped:
             why = row.absent or f"stopped: {row.stopped}"
@@ -207,6 +214,21 @@ def _print(out: Console, run: Run) -> None:
         if row.tally.by_tensor:
             out.print(_distribution(row), soft_wrap=True, markup=False)
     out.print(f"seed {run.options.seed}; cases: {_digests(run)}", soft_wrap=True, markup=False)
+
+
+def _findings(run: Run) -> list[str]:
+    """A line per known finding that was met."""
+    counts = {
+        entry: sum(
+            row.tally.known.get(entry.case, 0)
+            for row in run.rows.values()
+            if entry.covers(row.implementation, row.version)
+        )
+        for entry in run.options.known
+    }
+    return [
+        f"known finding, {count} examples: {entry.describe()}" for entry, count in counts.items() if count
+    ]
 
 
 EDGES = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -242,7 +264,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         else row.implementation
     )
     if not row.tally.examples:
-        return escape(name), row.operation, "-", "-", "-", "-", "absent" if row.absent else "-"
+        return escape(name), row.operation, "-", "-", "-", "-", "-", "absent" if row.absent else "-"
     known = BUCKETS[row.operation]
     reached = sum(1 for bucket in known if bucket in row.tally.reached)
     return (
@@ -252,6 +274,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.rate:.1f}",
         f"{row.tally.ratio:.3f}",
         f"{reached}/{len(known)}",
+        str(sum(row.tally.known.values())),
         f"[red]{len(row.failures)}[/red]" if row.failures else "0",
     )
 
@@ -271,7 +294,7 @@ def _exit_code(run: Run) -> int:
 
 
 def _write_json(path: Path, run: Run) -> None:
-    """Everything the table shows and every example's largest ratio."""
+    """Everything the table shows and every example's largest ratio (but of known findings' examples)."""
     rows = [
         {
             "implementation": row.implementation,

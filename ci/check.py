@@ -1,11 +1,15 @@
 """One case judged whole: against the oracle, byte by byte, and under its relation."""
 
 import math
+from dataclasses import replace
 
+from ci.serving import serve
+from ci.split import split
 from impl.contract import Implementation, UnavailableError
 from impl.devices.base import Device
 from impl.observe import observe
-from oracle.case import Case, image
+from oracle.calls.serve import Serve
+from oracle.case import Case, Split, image
 from oracle.expect import expect
 from oracle.expectation import Expected, Observation
 from oracle.judge import Problem, Verdict, judge
@@ -19,9 +23,17 @@ def check(case: Case, implementation: Implementation, device: Device) -> Verdict
 
     ``UnavailableError``: the implementation does not take the case.
     """
+    if isinstance(case.call, Serve):
+        refusal = implementation.takes(case)
+        if refusal:
+            raise UnavailableError(refusal)
+        return serve(case, implementation, device)
     expected, seen, verdict = _judged(case, implementation, device)
     if case.relation is None or not verdict.ok:
         return verdict
+    if isinstance(case.relation, Split):
+        ar = arithmetic(seen.arithmetic, device.name)
+        return replace(verdict, problems=split(case, expected, seen, implementation, device, ar))
     _, other, second = _judged(image(case), implementation, device)
     ratios = {name: max(ratio, second.ratios.get(name, 0.0)) for name, ratio in verdict.ratios.items()}
     problems = second.problems or tuple(disagreements(case, expected, seen, other))

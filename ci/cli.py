@@ -92,6 +92,7 @@ def doctor(implementations: str) -> None:
     help="Seconds for one case before it counts as hung.",
 )
 @click.option("--keep-going", is_flag=True, help="Go on with an implementation after its first failure.")
+@click.option("--no-known", is_flag=True, help="Report known findings (corpora/known.toml) as failures too.")
 @click.option(
     "--json",
     "json_path",
@@ -117,7 +118,11 @@ def fuzz(**given: Any) -> None:
     help="Seconds for one case.",
 )
 def replay(paths: tuple[str, ...], implementations: str, device: str | None, timeout: float) -> None:
-    """Judge saved cases again; by default on the implementation that failed when each was saved."""
+    """Judge saved cases again; by default on the implementation that failed when each was saved.
+
+    A failure that corpora/known.toml explains is KNOWN and counts as clean; the case of a known
+    finding that passes where it must fail is STALE and counts as a failure.
+    """
     from ci.replay import command
 
     sys.exit(command(paths, implementations, device, timeout))

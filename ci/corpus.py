@@ -1,16 +1,15 @@
 """``kdafuzz corpus check``: every case file readable, named by its content, small and explained."""
 
-import tomllib
 from pathlib import Path
 
 from ci.campaign import console
 from ci.failures import CORPORA, case_id
+from ci.known import problems_of
 from ci.replay import load
-from impl.contract import one_line
-from oracle.codec import CaseError
+from oracle.case import Case
+from oracle.codec import CaseError, CaseFile
 
 MAX_CASE_BYTES = 2048
-KNOWN_FIELDS = {"implementation", "versions", "operation", "case", "stage", "cause"}
 
 
 def command(folder: Path | None) -> int:
@@ -20,13 +19,16 @@ def command(folder: Path | None) -> int:
         raise CaseError(f"{root}: no such folder")
     unusable: list[str] = []
     against: list[str] = []
+    cases: dict[str, Case] = {}
     files = sorted(file for file in root.rglob("*.json") if not file.is_dir())
     for file in files:
         try:
-            against += [f"{file}: {problem}" for problem in rules_broken(file, root)]
+            entry = load(file)
+            against += [f"{file}: {problem}" for problem in _broken(entry, file, root)]
+            cases[case_id(entry.case)] = entry.case
         except CaseError as error:
             unusable.append(str(error))
-    unusable += _known_problems(root / "known.toml", {file.stem[-8:] for file in files})
+    unusable += problems_of(root / "known.toml", cases)
     for line in (*unusable, *against):
         out.print(line, markup=False)
     out.print(f"{len(files)} cases, {len(unusable)} unusable, {len(against)} against the rules")
@@ -35,7 +37,10 @@ def command(folder: Path | None) -> int:
 
 def rules_broken(file: Path, root: Path) -> list[str]:
     """What is wrong with a readable case file; ``CaseError`` if it is not readable."""
-    entry = load(file)
+    return _broken(load(file), file, root)
+
+
+def _broken(entry: CaseFile, file: Path, root: Path) -> list[str]:
     name, problems = case_id(entry.case), []
     if not file.stem.endswith(f"-{name}"):
         problems.append(f"must be named <slug>-{name}.json after its content")
@@ -47,26 +52,4 @@ def rules_broken(file: Path, root: Path) -> list[str]:
         problems.append("does not say why it is there (field 'why')")
     if not entry.checksum:
         problems.append("has no checksum of its values")
-    return problems
-
-
-def _known_problems(path: Path, ids: set[str]) -> list[str]:
-    """What is wrong with the list of known findings; a missing list is an empty one."""
-    if not path.exists():
-        return []
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        return [f"{path}: {one_line(error)}"]
-    entries = table.pop("known", [])
-    problems = [f"{path}: unknown table {name!r}; it holds [[known]]" for name in table]
-    if not isinstance(entries, list):
-        return [*problems, f"{path}: needs its entries as [[known]]"]
-    for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict) or set(entry) != KNOWN_FIELDS:
-            problems.append(f"{path}: entry {number} needs the fields {', '.join(sorted(KNOWN_FIELDS))}")
-        elif not all(isinstance(value, str) for value in entry.values()):
-            problems.append(f"{path}: entry {number} needs text in every field")
-        elif entry["case"] not in ids:
-            problems.append(f"{path}: entry {number} names case {entry['case']}, which is not in the corpus")
     return problems

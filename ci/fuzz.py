@@ -72,12 +72,13 @@ class Run:
         if self._deadline is not None:
             index = 0
             while any(map(self._wanted, keys)) and time.time() < self._deadline:
-                yield from (Shard(*key, index, SHARD) for key in keys)
+                yield from (Shard(*key, index, SHARD, self.rows[key].version) for key in keys)
                 index += 1
             return
         for key in keys:
             for index, start in enumerate(range(0, self.options.examples, SHARD)):
-                yield Shard(*key, index, min(SHARD, self.options.examples - start))
+                size = min(SHARD, self.options.examples - start)
+                yield Shard(*key, index, size, self.rows[key].version)
 
     def execute(self, progress: Callable[["Run"], None]) -> None:
         """Run the plan. ``SuiteError`` if the suite itself fails; an interruption passes through."""

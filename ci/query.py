@@ -74,9 +74,9 @@ def _answer(implementation: str, device: str) -> Offer:
         return Offer(error=str(error))
     return Offer(
         found.version,
-        tuple(found.operations),
+        found.all_operations,
         dict(found.absent),
-        {operation: found.offered(operation) for operation in found.operations},
+        {operation: found.offered(operation) for operation in found.all_operations},
         found.devices,
     )
 

@@ -17,6 +17,8 @@ from oracle.codec import canonical
 from oracle.judge import Verdict
 
 Judge = Callable[[Case], Verdict]
+Explain = Callable[[Case, Verdict], str]
+"""The id of the known finding that a failing verdict shows again, or nothing."""
 
 
 class FoundError(AssertionError):
@@ -59,6 +61,8 @@ class Tally:
     ``examples`` counts cases up to the first failure, ``executions`` also those of shrinking.
     ``ratios`` has the largest ratio of every example, ``by_tensor`` the largest of every tensor
     over the examples that passed, ``reached`` how many examples fell into each bucket.
+    ``known`` counts the examples that failed as a known finding does, by the id of its case;
+    they are neither failures nor in ``ratios``.
     """
 
     examples: int = 0
@@ -68,6 +72,7 @@ class Tally:
     ratios: list[float] = field(default_factory=list)
     by_tensor: dict[str, float] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
     digest: str = ""
 
     def add(self, other: "Tally") -> None:
@@ -79,8 +84,9 @@ class Tally:
         self.ratios += other.ratios
         for name, ratio in other.by_tensor.items():
             self.by_tensor[name] = max(ratio, self.by_tensor.get(name, 0.0))
-        for name, count in other.reached.items():
-            self.reached[name] = self.reached.get(name, 0) + count
+        for mine, theirs in ((self.reached, other.reached), (self.known, other.known)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
         if other.digest:
             mixed = int(self.digest or "0", 16) + int(other.digest, 16)
             self.digest = f"{mixed % (1 << 64):016x}"
@@ -92,6 +98,8 @@ class Search:
 
     ``until`` is a ``time.monotonic`` deadline for all of it, ``shrink_seconds`` how long
     Hypothesis may shrink (a crash costs a new process at every step); ``ci.minimize`` follows.
+    ``known`` names the finding that explains a failing verdict: such a case is counted and the
+    search goes on, and no other failure is shrunk into one.
     """
 
     strategy: SearchStrategy[Case]
@@ -102,6 +110,7 @@ class Search:
     shrink: bool = True
     shrink_seconds: float = 90.0
     report: Callable[[Tally], None] = lambda _: None
+    known: Explain = lambda case, verdict: ""
 
 
 ROUND = 10
@@ -207,19 +216,13 @@ class _Recorder:
         now = time.monotonic()
         part.executions += 1
         part.seconds += now - start
+        finding = "" if verdict.ok else search.known(case, verdict)
+        failed = not verdict.ok and not finding
         if self.failure is None:
-            part.examples += 1
-            part.ratios.append(min(verdict.ratio, 1e9))
-            self._hash.update(canonical(case))
-            for name in buckets(case):
-                part.reached[name] = part.reached.get(name, 0) + 1
-            if verdict.ok:
-                part.ratio = max(part.ratio, verdict.ratio)
-                for name, ratio in verdict.ratios.items():
-                    part.by_tensor[name] = max(ratio, part.by_tensor.get(name, 0.0))
-        if now - self._reported > 0.5 or not verdict.ok:
+            self._count(case, verdict, finding)
+        if now - self._reported > 0.5 or failed:
             self._report(now)
-        if not verdict.ok:
+        if failed:
             if self.failure is None:
                 self._until = min(search.until, now + search.shrink_seconds)
             failing, failure = canonical(case), Failure(case, verdict)
@@ -227,6 +230,22 @@ class _Recorder:
                 self._steady.add(failing)
             self._failing[failing] = failure
             self._fail(failure)
+
+    def _count(self, case: Case, verdict: Verdict, finding: str) -> None:
+        """Take an example into the tally: every one up to the first failure."""
+        part = self._part
+        part.examples += 1
+        self._hash.update(canonical(case))
+        for name in buckets(case):
+            part.reached[name] = part.reached.get(name, 0) + 1
+        if finding:
+            part.known[finding] = part.known.get(finding, 0) + 1
+            return
+        part.ratios.append(min(verdict.ratio, 1e9))
+        if verdict.ok:
+            part.ratio = max(part.ratio, verdict.ratio)
+            for name, ratio in verdict.ratios.items():
+                part.by_tensor[name] = max(ratio, part.by_tensor.get(name, 0.0))
 
     def _fail(self, failure: Failure | None) -> None:
         if failure is not None:
@@ -240,7 +259,9 @@ class _Recorder:
         def judge(case: Case) -> Verdict:
             self._part.executions += 1
             self._report(time.monotonic())
-            return self._search.judge(case)
+            verdict = self._search.judge(case)
+            known = not verdict.ok and self._search.known(case, verdict)
+            return replace(verdict, problems=()) if known else verdict
 
         def keep(case: Case, verdict: Verdict) -> None:
             self.failure = Failure(case, verdict)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ci.executor import Executor, SuiteError
 from ci.failures import save
+from ci.known import Known, explained
 from ci.processes import TerminatedError, die_with_parent
 from ci.search import Failure, InterruptedSearchError, Search, Tally, run
 from impl.contract import Domain, UnavailableError
@@ -35,6 +36,7 @@ class Options:
     palette: int = 0
     timeout: float = 60.0
     keep_going: bool = False
+    known: tuple[Known, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Shard:
     operation: str
     index: int
     examples: int
+    version: str = ""
+    """What the implementation says it is: known findings hold for some versions."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -145,6 +149,10 @@ def _run_shard(
             raise UnavailableError(f"cannot save a failing case: {error}") from None
         events.put(Event(shard, failure=failure, path=path))
 
+    def known(case: Case, verdict: Verdict) -> str:
+        finding = explained(options.known, shard.implementation, shard.version, case, verdict)
+        return finding.case if finding is not None else ""
+
     try:
         search = Search(
             strategy=cases(shard.operation, domain, seed=options.seed, variants=options.palette),
@@ -153,6 +161,7 @@ def _run_shard(
             examples=shard.examples,
             until=float("inf") if deadline is None else time.monotonic() + deadline - time.time(),
             report=lambda tally: events.put(Event(shard, tally)),
+            known=known,
         )
         _, failure = run(search)
         if failure is not None:

@@ -23,6 +23,8 @@ from oracle.layout import DENSE
 
 OPERATIONS = tuple(CALLS)
 """Operations that a case can describe, as ``--op`` names them."""
+SERVING = ("conv_prefill", "conv_update", "verify", "commit")
+"""The operations that serving is made of."""
 BY_RECORDS = "verify"
 """The operation whose callables differ by record layout; a commit context tells it by its layers."""
 
@@ -90,6 +92,8 @@ class Implementation:
 
     def variants(self, operation: str) -> dict[str, Callable[..., object]]:
         """The operation's callables by record layout ("": any); ``UnavailableError`` if it has none."""
+        if operation == "serve":
+            return {part: next(iter(self.variants(part).values())) for part in SERVING}
         entry = self.operations.get(operation)
         if entry is None:
             why = self.absent.get(operation, f"{self.name} does not offer it")
@@ -107,10 +111,19 @@ class Implementation:
     def offered(self, operation: str) -> Domain:
         """The operation's domain, less the record layouts that no callable takes."""
         domain = self.domains.get(operation, self.domain)
-        if operation != BY_RECORDS:
+        if operation not in (BY_RECORDS, "serve"):
+            self.variants(operation)
             return domain
-        taken = self.variants(operation)
+        if operation == "serve":
+            self.variants(operation)
+        taken = self.variants(BY_RECORDS)
         return replace(domain, records=tuple(x for x in domain.records if x in taken))
+
+    @property
+    def all_operations(self) -> tuple[str, ...]:
+        """Every operation that it offers, serving included if it has the parts."""
+        parts = all(part in self.operations for part in SERVING)
+        return (*self.operations, *(("serve",) if parts else ()))
 
     def takes(self, case: Case) -> str:
         """Why the implementation cannot run this case, or nothing."""

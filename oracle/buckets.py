@@ -12,6 +12,7 @@ from oracle.calls import CALLS
 from oracle.calls.base import PAD_SLOT, Call
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.serve import Serve
 from oracle.calls.verify import Verify
 from oracle.case import Case
 from oracle.layout import DENSE
@@ -21,13 +22,19 @@ Flags = dict[str, bool]
 
 def buckets(case: Case) -> frozenset[str]:
     """The buckets of ``BUCKETS`` that the case falls into."""
-    flags = {**_rows(case.call), **_slots(case.call), **_memory(case), **_KINDS[case.op](case.call)}
+    flags = _flags(case)
     reached = {name for name, on in flags.items() if on}
     reached.add(f"relation: {type(case.relation).__name__}" if case.relation else "relation: none")
     reached.add("values: unusual" if case.regimes else "values: plain")
     if "specials" in case.regimes.values():
         reached.add("values: not finite")
     return frozenset(reached)
+
+
+def _flags(case: Case) -> Flags:
+    if isinstance(case.call, Serve):  # its rows are events, its memory is the engine's
+        return _serve(case.call)
+    return {**_rows(case.call), **_slots(case.call), **_memory(case), **_KINDS[case.op](case.call)}
 
 
 def _rows(call: Call) -> Flags:
@@ -79,7 +86,7 @@ def _memory(case: Case) -> Flags:
     }
 
 
-def _heads(call: Verify | Commit) -> Flags:
+def _heads(call: Verify | Commit | Serve) -> Flags:
     bound = call.lower_bound
     return {
         "dims: K != V": call.key_dim != call.value_dim,
@@ -231,27 +238,49 @@ def _clamped(call: Commit, row: int) -> bool:
     return (call.computed[r] + n - 1) // call.block_size >= len(call.table[r])
 
 
+def _serve(call: Serve) -> Flags:
+    decoded = [
+        (a, n) for a, n, kind in zip(call.accepted, call.qlens, call.kinds, strict=True) if kind == "decode"
+    ]
+    reused = [call.slots[i] for i in range(call.rows) if call.kinds[i] == "finish"]
+    kinds = ("dims: K != V", "records: row", "records: slot", "gate: bounded", "gate: unbounded")
+    return {
+        **{name: on for name, on in _heads(call).items() if name in kinds},
+        **_dtypes("activation", call.activation, "float32", "bfloat16", "float16"),
+        **_dtypes("state", call.state, "float32", "bfloat16"),
+        **_dtypes("conv", call.conv, "float32", "bfloat16"),
+        **{f"event: {kind}": kind in call.kinds for kind in ("prefill", "decode", "plain", "finish", "pad")},
+        "event: cached": "cached" in call.kinds and call.block_size > 0,
+        "event: request used again": any(r in call.slots[call.slots.index(r) + 1 :] for r in reused),
+        "mode: plain": not call.block_size,
+        "mode: blocks": call.block_size > 0,
+        "counts: all rejected but one": any(a == 1 < n for a, n in decoded),
+        "counts: zero": any(a <= 0 for a, _ in decoded),
+        "counts: over the query": any(a > n for a, n in decoded),
+        "steps: over 20": len(set(call.steps)) > 20,
+    }
+
+
 _KINDS: dict[str, Callable[[Any], Flags]] = {
     "verify": _verify,
     "conv_update": _update,
     "conv_prefill": _prefill,
     "packed_conv": _packed,
     "commit": _commit,
+    "serve": _serve,
 }
 
 
 def _all(op: str) -> tuple[str, ...]:
     """Every bucket of an operation: the names do not depend on the case, so any call gives them."""
     call = EXAMPLES[op]
-    case = Case(call=call)
-    flags = {**_rows(call), **_slots(call), **_memory(case), **_KINDS[op](call)}
     unreachable = {"tokens: padding"} if op == "commit" else set()
     relations = ("none", *(name.title().replace("_", "") for name in call.relations))
     return (
-        *(name for name in flags if name not in unreachable),
+        *(name for name in _flags(Case(call=call)) if name not in unreachable),
         "values: plain",
         "values: unusual",
-        "values: not finite",
+        *(("values: not finite",) if op != "serve" else ()),
         *(f"relation: {name}" for name in relations),
     )
 
@@ -265,6 +294,7 @@ EXAMPLES: dict[str, Any] = {
     "conv_prefill": ConvPrefill(**_ROW, **_CONV, most_tokens=1, initial=(True,)),
     "packed_conv": PackedConv(**_ROW, **_CONV, most_tokens=1, initial=(True,), part_dim=64),
     "commit": Commit(**_ROW, **_HEAD, channels=1, state_len=3, accepted=(1,)),
+    "serve": Serve(**_ROW, **_HEAD, kinds=("prefill",), steps=(0,), accepted=(0,)),
 }
 """The smallest call of every operation."""
 BUCKETS: dict[str, tuple[str, ...]] = {op: _all(op) for op in CALLS}

@@ -77,7 +77,11 @@ class Unpacked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     """The packed convolution gives the bits of the plain one."""
 
 
-Relation = Repeat | OtherPoison | Prefix | Hostile | Permute | Rename | Relayout | Unpacked
+class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="split"):
+    """A commit past a block boundary is one up to it and one of the rest, within the bounds."""
+
+
+Relation = Repeat | OtherPoison | Prefix | Hostile | Permute | Rename | Relayout | Unpacked | Split
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -149,7 +153,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def image(case: Case) -> Case:
-    """The case that ``case`` is related to; itself free of a relation. The case must have one."""
+    """The case that ``case`` is related to; itself free of a relation. The case must have one.
+
+    A split commit's is the commit itself: its parts follow from what the first one leaves.
+    """
     replace = msgspec.structs.replace
     call, relation = case.call, case.relation
     plain = replace(case, relation=None)
@@ -170,6 +177,8 @@ def image(case: Case) -> Case:
             return _with(plain, call.renamed(names))
         case Relayout(layouts=layouts, pages=pages):
             return replace(plain, layouts=layouts, pages=pages)
+        case Split():
+            return plain
         case Unpacked() if isinstance(call, PackedConv):
             return _with(plain, call.unpacked())
     raise AssertionError(f"no image for {relation!r}")

@@ -17,7 +17,7 @@ ORACLES: dict[str, Callable[[Case, Values, Arithmetic], Expected]] = {
     "packed_conv": expect_prefill,
     "commit": expect_commit,
 }
-"""Per operation, the function that says what it must write."""
+"""Per operation, the function that says what it must write; serving is made of the others."""
 
 
 def expect(case: Case, values: Values | None = None, arithmetic: Arithmetic = COMPILED) -> Expected:

@@ -51,7 +51,8 @@ class Problem:
         where = f"{self.tensor}[{', '.join(map(str, self.index))}] ({place})" if self.index else self.tensor
         if self.kind == "value":
             head = f"{where}: expected {self.expected} +- {self.bound:.3g}, observed {self.observed}"
-            return f"{self.stage}: {head}; ratio {self.ratio:.3g}; {self.count} of {self.total} elements"
+            counted = f"ratio {self.ratio:.3g}; {self.count} of {self.total} elements"
+            return f"{self.stage}: {head}; {counted}" + (f"; {self.text}" if self.text else "")
         if self.kind in ("copy", "frame", "relation"):
             what = {"copy": "copy differs", "frame": "must keep its bytes", "relation": "image differs"}[
                 self.kind

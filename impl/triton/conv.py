@@ -18,6 +18,8 @@ NULL_BLOCK_ID = 0
 PAD_SLOT_ID = -1
 _BELOW_ALL_SLOTS = -(2**62)
 
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _STATE_FLOATS = (torch.bfloat16, torch.float32)
 
@@ -52,6 +54,20 @@ _PREFILL_RUNTIME = (
 
 
 @triton.jit
+def _silu(x):
+    """``x / (1 + exp(-x))``; compiled, with bare approximations, which flush what is subnormal."""
+    if _INTERPRETED:
+        return x / (1 + tl.exp(x * -1.0))  # as -x, which Triton would compute as 0 - x
+    power = tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * -1.4426950408889634], tl.float32, is_pure=True, pack=1
+    )
+    inverse = tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1 + power], tl.float32, is_pure=True, pack=1
+    )
+    return x * inverse
+
+
+@triton.jit
 def _output(window, taps, acc, SILU: tl.constexpr):
     """One output: ``act(acc + sum_j window[j] * taps[j])``, j upwards; bf16 times bf16 rounds to bf16.
 
@@ -62,9 +78,7 @@ def _output(window, taps, acc, SILU: tl.constexpr):
             acc += window[j] * taps[j]
         else:
             acc = tl.fma(window[j].to(tl.float32), taps[j].to(tl.float32), acc)
-    if SILU:
-        acc = acc / (1 + tl.exp(acc * -1.0))  # as -acc, which Triton would compute as 0 - acc
-    return acc
+    return _silu(acc) if SILU else acc
 
 
 @triton.jit
@@ -79,6 +93,7 @@ def _load_group(x_ptr, x_token, left, live, GROUP: tl.constexpr):
 
 @triton.jit
 def _stream(
+    group,
     x_ptr,
     out_ptr,
     roll_ptr,
@@ -95,9 +110,11 @@ def _stream(
     THROUGH_STATE: tl.constexpr,
     ROLL: tl.constexpr,
 ):
-    """The outputs of ``count`` tokens after ``history``; with ROLL the inputs also go to the conv row."""
+    """The outputs of ``count`` tokens after ``history``, of which ``group`` is already loaded.
+
+    With ROLL the inputs also go to the conv row.
+    """
     state_dtype: tl.constexpr = history[0].dtype
-    group, x_ptr = _load_group(x_ptr, x_token, count, live, GROUP)
     for t in range(0, count, GROUP):
         ahead, x_ptr = _load_group(x_ptr, x_token, count - t - GROUP, live, GROUP)
         for r in tl.static_range(GROUP):
@@ -235,6 +252,8 @@ def _update_kernel(
         return
 
     state_ptr += slot * state_slot + channel * state_channel
+    own = count.to(tl.int32)
+    group, next_ptr = _load_group(x_ptr, x_token, own, live, GROUP)
     newest = 0
     if ACCEPTED:
         newest = tl.load(accepted_ptr + row * accepted_step).to(tl.int64) - 1
@@ -251,10 +270,11 @@ def _update_kernel(
     taps = _load_taps(weight_ptr, channel, live, weight_channel, weight_tap, W, DENSE_WEIGHT)
     bias = _load_bias(bias_ptr, channel, live, bias_step, HAS_BIAS)
     _stream(
-        x_ptr,
+        group,
+        next_ptr,
         out_ptr,
         state_ptr + (W - 2) * state_column,
-        count.to(tl.int32),
+        own,
         x_token,
         out_token,
         state_column,
@@ -270,20 +290,48 @@ def _update_kernel(
 
 
 @triton.jit
-def _find_row(qsl_ptr, qsl_step, rows, program, TOKENS: tl.constexpr, LEVELS: tl.constexpr):
-    """The sequence of a program: the last i with ``qsl[i] // TOKENS + i <= program`` (0 if none).
+def _pick(values, chosen):
+    return tl.sum(tl.where(chosen, values, 0)).to(tl.int64)
 
-    Sequence i owns the programs from that number to the next sequence's, never fewer than its
-    chunks. The numbers grow strictly, empty sequences included, so 32 are tested at a time.
+
+@triton.jit
+def _find_row(
+    qsl_ptr,
+    slot_ptr,
+    initial_ptr,
+    qsl_step,
+    slot_step,
+    initial_step,
+    rows,
+    program,
+    TOKENS: tl.constexpr,
+    LEVELS: tl.constexpr,
+):
+    """A program's sequence and its first token, end, slot and initial flag.
+
+    It is the last i with ``qsl[i] // TOKENS + i <= program`` (0 if none). Sequence i owns the
+    programs from that number to the next sequence's, never fewer than its chunks. The numbers
+    grow strictly, empty sequences included, so 32 are tested at a time, LEVELS times to come
+    within 32. All that a program needs to know of these is loaded at once: one wait, not three.
     """
+    lane = tl.arange(0, 32)
     row = program * 0
     for level in tl.static_range(LEVELS):
-        step = 32 ** (LEVELS - 1 - level)
-        probe = row + tl.arange(0, 32) * step
-        inside = (probe > row) & (probe < rows)
+        step = 32 ** (LEVELS - level)
+        probe = row + lane * step
+        inside = (lane > 0) & (probe < rows)
         start = tl.load(qsl_ptr + probe * qsl_step, mask=inside, other=0).to(tl.int64)
         row += tl.sum((inside & (start // TOKENS + probe <= program)).to(tl.int32)) * step
-    return row
+    probe = row + lane
+    inside = probe < rows
+    first = tl.load(qsl_ptr + probe * qsl_step, mask=inside, other=0)
+    end = tl.load(qsl_ptr + (probe + 1) * qsl_step, mask=inside, other=0)
+    slot = tl.load(slot_ptr + probe * slot_step, mask=inside, other=0)
+    initial = tl.load(initial_ptr + probe * initial_step, mask=inside, other=0).to(tl.int32)
+    below = inside & (lane > 0) & (first.to(tl.int64) // TOKENS + probe <= program)
+    place = tl.sum(below.to(tl.int32))
+    mine = lane == place
+    return row + place, _pick(first, mine), _pick(end, mine), _pick(slot, mine), _pick(initial, mine)
 
 
 @triton.jit(do_not_specialize=_PREFILL_RUNTIME)
@@ -329,14 +377,11 @@ def _prefill_kernel(
     place = (block % blocks_a_part) * CHANNELS + tl.arange(0, CHANNELS)
     live = place < part_dim
     channel = part * part_dim + place
-    taps = _load_taps(weight_ptr, channel, live, weight_channel, weight_tap, W, DENSE_WEIGHT)
-    bias = _load_bias(bias_ptr, channel, live, bias_step, HAS_BIAS)
 
-    row = _find_row(qsl_ptr, qsl_step, rows, program, TOKENS, LEVELS)
-    first = tl.load(qsl_ptr + row * qsl_step).to(tl.int64)
-    count = tl.load(qsl_ptr + (row + 1) * qsl_step).to(tl.int64) - first
-    slot = tl.load(slot_ptr + row * slot_step).to(tl.int64)
-    initial = tl.load(initial_ptr + row * initial_step) != 0
+    row, first, end, slot, initial = _find_row(
+        qsl_ptr, slot_ptr, initial_ptr, qsl_step, slot_step, initial_step, rows, program, TOKENS, LEVELS
+    )
+    count = end - first
     begin = (program - row - first // TOKENS) * TOKENS
     if (begin < 0) | (begin >= count) | (slot <= null):
         return
@@ -345,19 +390,25 @@ def _prefill_kernel(
     out_ptr += first * out_token + part * out_part + place
     state_ptr += slot * state_slot + channel * state_channel
     state_dtype: tl.constexpr = state_ptr.dtype.element_ty
+    own = tl.minimum(count - begin, TOKENS).to(tl.int32)
+    group, next_ptr = _load_group(x_ptr + begin * x_token, x_token, own, live, GROUP)
     history = ()
     for j in tl.static_range(W - 1):
         at = begin + j - (W - 1)
-        earlier = tl.load(x_ptr + at * x_token, mask=live & (begin > 0), other=0.0).to(state_dtype)
-        stored = tl.load(state_ptr + j * state_column, mask=live & (begin == 0) & initial, other=0.0)
-        history += (tl.where(begin > 0, earlier, stored),)
+        history += (tl.load(x_ptr + at * x_token, mask=live & (begin > 0), other=0.0).to(state_dtype),)
+    taps = _load_taps(weight_ptr, channel, live, weight_channel, weight_tap, W, DENSE_WEIGHT)
+    bias = _load_bias(bias_ptr, channel, live, bias_step, HAS_BIAS)
     if begin == 0:
+        history = ()
+        for j in tl.static_range(W - 1):
+            history += (tl.load(state_ptr + j * state_column, mask=live & (initial != 0), other=0.0),)
         _store_last_inputs(x_ptr, state_ptr, count, x_token, state_column, live, history)
     _stream(
-        x_ptr + begin * x_token,
+        group,
+        next_ptr,
         out_ptr + begin * out_token,
         None,
-        tl.minimum(count - begin, TOKENS).to(tl.int32),
+        own,
         x_token,
         out_token,
         0,
@@ -519,7 +570,7 @@ def launch_prefill(
         return
     tiling = tiling or Tiling(channels=128 if part_dim % 128 == 0 else 64)
     levels = 0
-    while 32**levels < rows:
+    while 32 ** (levels + 1) < rows:
         levels += 1
     blocks = parts * triton.cdiv(part_dim, tiling.channels)
     # Enough for any lengths: a sequence has at most one program more than it fills.

@@ -8,6 +8,7 @@ strided. Not guaranteed: anything for rows longer than the window (their tokens 
 ignored) or for two live rows that share a record row.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -16,20 +17,21 @@ import triton.language as tl
 
 NULL_BLOCK_ID = 0
 
-# These make no new binary when their divisibility changes. The strides of wide loads are not
-# here: a compiler that knows them to be 1 or multiples of 16 makes vector loads of them.
+# These make no new binary when their values or addresses change; the strides in ``wide`` do, for a
+# compiler that knows them to be multiples of 16 makes vector accesses of what they lead to. Tuples and
+# declared types spare the launch time.
 _RUNTIME = (
+    "beta_ptr",
+    "a_log_ptr",
+    "qsl_ptr",
+    "slot_ptr",
     "lower_bound",
     "window",
     "beta_token",
     "u_row",
-    "u_head",
-    "u_pos",
-    "kg_row",
-    "kg_head",
-    "kg_pos",
     "qsl_step",
     "slot_step",
+    "inner",
 )
 
 
@@ -38,6 +40,34 @@ def _log_decay(x, a, lower_bound, BOUNDED: tl.constexpr):
     if BOUNDED:
         return lower_bound * tl.sigmoid(a * x)
     return -a * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
+
+
+@triton.jit
+def _load_token(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    q_token,
+    k_token,
+    v_token,
+    g_token,
+    beta_token,
+    token,
+    in_k,
+    in_v,
+    live,
+):
+    """Raw key, gate, query, value and beta of a token, as stored; nothing is read of one that is not live."""
+    in_k &= live
+    in_v &= live
+    raw_k = tl.load(k_ptr + token * k_token, mask=in_k, other=0.0)
+    raw_g = tl.load(g_ptr + token * g_token, mask=in_k, other=0.0)
+    raw_q = tl.load(q_ptr + token * q_token, mask=in_k, other=0.0)
+    raw_v = tl.load(v_ptr + token * v_token, mask=in_v, other=0.0)
+    raw_beta = tl.load(beta_ptr + token * beta_token, mask=live, other=0.0)
+    return raw_k, raw_g, raw_q, raw_v, raw_beta
 
 
 @triton.jit(do_not_specialize=_RUNTIME)
@@ -55,28 +85,14 @@ def _verify_kernel(
     out_ptr,
     qsl_ptr,
     slot_ptr,
-    lower_bound,
-    window,
-    q_token,
-    k_token,
-    v_token,
-    g_token,
-    beta_token,
-    out_token,
-    state_slot,
-    state_head,
-    state_v,
-    state_k,
-    u_row,
-    u_head,
-    u_pos,
-    u_dim,
-    kg_row,
-    kg_head,
-    kg_pos,
-    kg_dim,
-    qsl_step,
-    slot_step,
+    lower_bound: tl.float32,
+    window: tl.int32,
+    wide,
+    beta_token: tl.int64,
+    u_row: tl.int64,
+    qsl_step: tl.int64,
+    slot_step: tl.int64,
+    inner,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
@@ -85,16 +101,22 @@ def _verify_kernel(
     RECORD_BY_SLOT: tl.constexpr,
     NULL: tl.constexpr,
 ):
+    q_token, k_token, v_token, g_token, out_token, state_slot, kg_row = wide
+    DENSE: tl.constexpr = len(inner) == 0
+    if DENSE:
+        state_head, state_v, state_k = V * K, K, 1
+        u_head, u_pos, u_dim = V * window, V, 1
+        kg_head, kg_pos, kg_dim = 2 * K * window, 2 * K, 1
+    else:
+        state_head, state_v, state_k, u_head, u_pos, u_dim, kg_head, kg_pos, kg_dim = inner
     v_block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     head = tl.program_id(2).to(tl.int64)
 
+    slot = tl.load(slot_ptr + row * slot_step).to(tl.int64)
     first = tl.load(qsl_ptr + row * qsl_step).to(tl.int64)
     count = tl.load(qsl_ptr + (row + 1) * qsl_step).to(tl.int64) - first
     count = tl.minimum(count, window)
-    if count <= 0:
-        return
-    slot = tl.load(slot_ptr + row * slot_step).to(tl.int64)
 
     ks = tl.arange(0, BK)
     vs = v_block * BV + tl.arange(0, BV)
@@ -107,34 +129,36 @@ def _verify_kernel(
         for t in range(count):
             tl.store(out_ptr + (first + t) * out_token, zeros, mask=in_v)
         return
+    if count <= 0:
+        return
 
-    tile = vs.to(tl.int64)[:, None] * state_v + ks.to(tl.int64)[None, :] * state_k
-    state = tl.load(
-        state_ptr + slot * state_slot + head * state_head + tile,
-        mask=in_v[:, None] & in_k[None, :],
-        other=0.0,
-    ).to(tl.float32)
+    state_ptr += slot * state_slot + head * state_head
+    if DENSE:
+        tile = state_ptr + vs[:, None] * K + ks[None, :]
+    else:
+        tile = state_ptr + vs.to(tl.int64)[:, None] * state_v + ks.to(tl.int64)[None, :] * state_k
+    raw_state = tl.load(tile, mask=in_v[:, None] & in_k[None, :], other=0.0)
+    inputs = (q_ptr + head * K + ks, k_ptr + head * K + ks, v_ptr + head * V + vs, g_ptr + head * K + ks)
+    inputs += (beta_ptr + head, q_token, k_token, v_token, g_token, beta_token)
+    ahead = _load_token(*inputs, first, in_k, in_v, True)
     a = tl.exp(tl.load(a_log_ptr + head))
     bias = tl.load(bias_ptr + head * K + ks, mask=in_k, other=0.0)
 
     record = slot if RECORD_BY_SLOT else row
     u_ptr += record * u_row + head * u_head + vs.to(tl.int64) * u_dim
     kg_ptr += record * kg_row + head * kg_head + ks.to(tl.int64) * kg_dim
-    q_ptr += head * K + ks
-    k_ptr += head * K + ks
-    g_ptr += head * K + ks
-    v_ptr += head * V + vs
-    beta_ptr += head
 
+    state = raw_state.to(tl.float32)
     for t in range(count):
         token = first + t
-        raw_k = tl.load(k_ptr + token * k_token, mask=in_k, other=0.0)
-        raw_g = tl.load(g_ptr + token * g_token, mask=in_k, other=0.0)
-        q = tl.load(q_ptr + token * q_token, mask=in_k, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + token * v_token, mask=in_v, other=0.0).to(tl.float32)
-        beta = tl.sigmoid(tl.load(beta_ptr + token * beta_token).to(tl.float32))
+        raw_k, raw_g, raw_q, raw_v, raw_beta = ahead
+        # The next token is on its way while this one is computed.
+        ahead = _load_token(*inputs, token + 1, in_k, in_v, t + 1 < count)
 
         k = raw_k.to(tl.float32)
+        q = raw_q.to(tl.float32)
+        v = raw_v.to(tl.float32)
+        beta = tl.sigmoid(raw_beta.to(tl.float32))
         k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
         q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * (K**-0.5)
         state *= tl.exp(_log_decay(raw_g.to(tl.float32) + bias, a, lower_bound, BOUNDED))[None, :]
@@ -258,66 +282,113 @@ def _verify(
     by_slot: bool,
 ) -> torch.Tensor:
     q, k, v, raw_g, raw_beta, A_log, dt_bias = inputs
-    _check_activations(q, k, v, raw_g, raw_beta)
-    _check_state(q, v, state, records, window, slots.shape[0], by_slot=by_slot)
-    _check_parameters(q, A_log, dt_bias)
-    _check_batch(q, starts, slots, window)
+    correction, key_gate = records
+    token_strides, beta_token = _check_activations(q, k, v, raw_g, raw_beta)
+    _, tokens, heads, key_dim = q.shape
+    value_dim, rows = v.shape[3], slots.shape[0]
+    state_slot, u_row, kg_row, inner = _check_state(
+        q, state, correction, key_gate, (heads, window, value_dim, key_dim), None if by_slot else rows
+    )
+    _check_parameters(A_log, dt_bias, heads, heads * key_dim)
+    _check_batch(starts, rows, tokens, window)
     out = torch.empty_like(v) if out is None else out
-    _check_out(v, out)
-    if any(t.device != q.device for t in (*inputs, state, *records, starts, slots, out)):
-        raise ValueError("KDA verify needs all tensors on one device")
-    if q.shape[1] == 0:
+    out_token = _check_out(v, out)
+    device = q.device
+    for x in (k, v, raw_g, raw_beta, A_log, dt_bias, state, correction, key_gate, starts, slots, out):
+        if x.device != device:
+            raise ValueError("KDA verify needs all tensors on one device")
+    if tokens == 0:
         return out
-    _launch(inputs, lower_bound, state, records, starts, slots, window, out, by_slot=by_slot)
+    tiles, options = _tiling(key_dim, value_dim)
+    _verify_kernel[(tiles, rows, heads)](
+        *inputs,
+        state,
+        correction,
+        key_gate,
+        out,
+        starts,
+        slots,
+        lower_bound or 0.0,
+        window,
+        (*token_strides, out_token, state_slot, kg_row),
+        beta_token,
+        u_row,
+        starts.stride(0),
+        slots.stride(0),
+        inner,
+        **options,
+        BOUNDED=lower_bound is not None,
+        RECORD_BY_SLOT=by_slot,
+    )
     return out
+
+
+@functools.cache
+def _tiling(key_dim: int, value_dim: int) -> tuple[int, dict[str, int]]:
+    """Programs a head and the kernel's constants for these sizes."""
+    block_k = triton.next_power_of_2(key_dim)
+    # One warp holds the state tile: 64 registers a lane at most, 16 x 128 for the usual head.
+    block_v = max(1, min(triton.next_power_of_2(value_dim), 2048 // block_k, 16))
+    constants = {"K": key_dim, "V": value_dim, "BK": block_k, "BV": block_v, "NULL": NULL_BLOCK_ID}
+    return triton.cdiv(value_dim, block_v), constants | {"num_warps": 1}
+
+
+# The checks read every shape and stride once, for a call at N = 1 is bound by the host, and give
+# back the strides that the launch needs.
 
 
 def _check_activations(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, raw_g: torch.Tensor, raw_beta: torch.Tensor
-) -> None:
-    if q.ndim != 4 or q.shape[0] != 1:
+) -> tuple[tuple[int, int, int, int], int]:
+    """The token strides of q, k, v and gate, and that of beta."""
+    shape, v_shape = q.shape, v.shape
+    if len(shape) != 4 or shape[0] != 1:
         raise ValueError(f"KDA verify needs q of shape [1, tokens, heads, key_dim]; found {tuple(q.shape)}")
-    _, tokens, heads, key_dim = q.shape
-    value_dim = v.shape[-1] if v.ndim else 0
-    if k.shape != q.shape or v.shape != (1, tokens, heads, value_dim):
+    _, tokens, heads, key_dim = shape
+    value_dim = v_shape[-1] if v_shape else 0
+    if k.shape != shape or v_shape != (1, tokens, heads, value_dim):
         raise ValueError(
             f"KDA verify needs k like q and v of [1, tokens, heads, value_dim]; "
             f"found q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
-    if raw_g.shape != q.shape or raw_beta.shape != (1, tokens, heads):
+    if raw_g.shape != shape or raw_beta.shape != (1, tokens, heads):
         raise ValueError(
             f"KDA verify needs a gate like q and beta of [1, tokens, heads]; "
             f"found gate {tuple(raw_g.shape)}, beta {tuple(raw_beta.shape)}"
         )
-    if any(t.stride()[2:] != (key_dim, 1) for t in (q, k, raw_g)):
+    q_strides, k_strides, g_strides = q.stride(), k.stride(), raw_g.stride()
+    if not q_strides[2:] == k_strides[2:] == g_strides[2:] == (key_dim, 1):
         raise ValueError("KDA verify needs dense heads in q, k and gate: trailing strides (key_dim, 1)")
-    if v.stride()[2:] != (value_dim, 1) or raw_beta.stride(2) != 1:
+    v_strides, beta_strides = v.stride(), raw_beta.stride()
+    if v_strides[2:] != (value_dim, 1) or beta_strides[2] != 1:
         raise ValueError("KDA verify needs dense heads in v and beta: trailing strides (value_dim, 1) and 1")
+    return (q_strides[1], k_strides[1], v_strides[1], g_strides[1]), beta_strides[1]
 
 
 def _check_state(
     q: torch.Tensor,
-    v: torch.Tensor,
     state: torch.Tensor,
-    records: tuple[torch.Tensor, torch.Tensor],
-    window: int,
-    rows: int,
-    *,
-    by_slot: bool,
-) -> None:
-    _, _, heads, key_dim = q.shape
-    value_dim = v.shape[-1]
-    if state.ndim != 4 or state.shape[1:] != (heads, value_dim, key_dim):
+    correction: torch.Tensor,
+    key_gate: torch.Tensor,
+    sizes: tuple[int, int, int, int],
+    rows: int | None,
+) -> tuple[int, int, int, tuple[int, ...]]:
+    """Slot and row strides, and those within a row, none if all rows are dense.
+
+    ``rows`` is the least number of record rows, or None for exactly one per slot.
+    """
+    heads, window, value_dim, key_dim = sizes
+    state_shape, u_shape = state.shape, correction.shape
+    if len(state_shape) != 4 or state_shape != (state_shape[0], heads, value_dim, key_dim):
         raise ValueError(
             f"KDA verify needs a checkpoint of [slots, {heads}, {value_dim}, {key_dim}]; "
             f"found {tuple(state.shape)}"
         )
-    correction, key_gate = records
-    leading = state.shape[0] if by_slot else correction.shape[0]
-    if correction.shape != (leading, heads, window, value_dim) or leading < (0 if by_slot else rows):
+    leading = state_shape[0] if rows is None else u_shape[0]
+    if u_shape != (leading, heads, window, value_dim) or (rows is not None and leading < rows):
         raise ValueError(
             f"KDA verify needs a correction buffer of "
-            f"[{'slots' if by_slot else f'at least {rows}'}, {heads}, {window}, {value_dim}]; "
+            f"[{'slots' if rows is None else f'at least {rows}'}, {heads}, {window}, {value_dim}]; "
             f"found {tuple(correction.shape)}"
         )
     if key_gate.shape != (leading, heads, window, 2 * key_dim):
@@ -329,85 +400,35 @@ def _check_state(
         raise ValueError(f"KDA verify needs a float32 correction buffer; found {correction.dtype}")
     if key_gate.dtype != q.dtype:
         raise ValueError(f"KDA verify needs a key/gate buffer of {q.dtype}, as q is; found {key_gate.dtype}")
+    states, us, kgs = state.stride(), correction.stride(), key_gate.stride()
+    inner = states[1:] + us[1:] + kgs[1:]
+    dense = (value_dim * key_dim, key_dim, 1, window * value_dim, value_dim, 1)
+    dense += (2 * window * key_dim, 2 * key_dim, 1)
+    return states[0], us[0], kgs[0], () if inner == dense else inner
 
 
-def _check_parameters(q: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor) -> None:
-    _, _, heads, key_dim = q.shape
-    if A_log.shape != (heads,) or dt_bias.numel() != heads * key_dim:
+def _check_parameters(A_log: torch.Tensor, dt_bias: torch.Tensor, heads: int, channels: int) -> None:
+    if A_log.shape != (heads,) or dt_bias.numel() != channels:
         raise ValueError(
-            f"KDA verify needs gate parameters A_log [{heads}] and dt_bias of {heads * key_dim} elements; "
+            f"KDA verify needs gate parameters A_log [{heads}] and dt_bias of {channels} elements; "
             f"found {tuple(A_log.shape)} and {tuple(dt_bias.shape)}"
         )
     if not A_log.is_contiguous() or not dt_bias.is_contiguous():
         raise ValueError("KDA verify needs contiguous gate parameters A_log and dt_bias")
 
 
-def _check_batch(q: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor, window: int) -> None:
-    tokens, rows = q.shape[1], slots.shape[0]
+def _check_batch(starts: torch.Tensor, rows: int, tokens: int, window: int) -> None:
     if starts.shape[0] != rows + 1:
         raise ValueError(f"KDA verify needs query_start_loc of {rows + 1} entries; found {starts.shape[0]}")
     if tokens > rows * window:
         raise ValueError(f"KDA verify takes at most {rows} rows x {window} tokens; found {tokens} tokens")
 
 
-def _check_out(v: torch.Tensor, out: torch.Tensor) -> None:
+def _check_out(v: torch.Tensor, out: torch.Tensor) -> int:
+    """The token stride."""
     if out.shape != v.shape:
         raise ValueError(f"KDA verify needs out of shape {tuple(v.shape)}; found {tuple(out.shape)}")
-    if out.stride()[2:] != (v.shape[-1], 1):
+    strides = out.stride()
+    if strides[2:] != (v.shape[3], 1):
         raise ValueError("KDA verify needs dense heads in out: trailing strides (value_dim, 1)")
-
-
-def _launch(
-    inputs: tuple[torch.Tensor, ...],
-    lower_bound: float | None,
-    state: torch.Tensor,
-    records: tuple[torch.Tensor, torch.Tensor],
-    starts: torch.Tensor,
-    slots: torch.Tensor,
-    window: int,
-    out: torch.Tensor,
-    *,
-    by_slot: bool,
-) -> None:
-    q, k, v, raw_g, raw_beta, A_log, dt_bias = inputs
-    correction, key_gate = records
-    heads, key_dim, value_dim = q.shape[2], q.shape[3], v.shape[3]
-    block_k = triton.next_power_of_2(key_dim)
-    # One warp holds the state tile: 64 registers a lane at most, 16 x 128 for the usual head.
-    block_v = max(1, min(triton.next_power_of_2(value_dim), 2048 // block_k, 16))
-    _verify_kernel[(triton.cdiv(value_dim, block_v), slots.shape[0], heads)](
-        q,
-        k,
-        v,
-        raw_g,
-        raw_beta,
-        A_log,
-        dt_bias,
-        state,
-        correction,
-        key_gate,
-        out,
-        starts,
-        slots,
-        0.0 if lower_bound is None else lower_bound,
-        window,
-        q.stride(1),
-        k.stride(1),
-        v.stride(1),
-        raw_g.stride(1),
-        raw_beta.stride(1),
-        out.stride(1),
-        *state.stride(),
-        *correction.stride(),
-        *key_gate.stride(),
-        starts.stride(0),
-        slots.stride(0),
-        K=key_dim,
-        V=value_dim,
-        BK=block_k,
-        BV=block_v,
-        BOUNDED=lower_bound is not None,
-        RECORD_BY_SLOT=by_slot,
-        NULL=NULL_BLOCK_ID,
-        num_warps=1,
-    )
+    return strides[1]

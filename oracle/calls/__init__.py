@@ -2,9 +2,10 @@
 
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.serve import Serve
 from oracle.calls.verify import Verify
 
-AnyCall = Verify | ConvUpdate | ConvPrefill | PackedConv | Commit
+AnyCall = Verify | ConvUpdate | ConvPrefill | PackedConv | Commit | Serve
 
 CALLS = {
     "verify": Verify,
@@ -12,5 +13,6 @@ CALLS = {
     "conv_prefill": ConvPrefill,
     "packed_conv": PackedConv,
     "commit": Commit,
+    "serve": Serve,
 }
 """Per operation, as ``--op`` names it, the struct that describes a call of it."""

@@ -62,7 +62,7 @@ class Commit(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="c
 
     per_row: ClassVar[tuple[str, ...]] = (*Call.per_row, "requests")
     shrinkable: ClassVar[tuple[str, ...]] = ("layers", "heads", "channels")
-    relations: ClassVar[tuple[str, ...]] = (*Call.relations, "hostile")
+    relations: ClassVar[tuple[str, ...]] = (*Call.relations, "hostile", "split")
 
     @property
     def longest(self) -> int:

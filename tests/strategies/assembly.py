@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -33,14 +34,14 @@ def cases_of(
     constants. Shrinks towards dense memory, plain values, no relation.
     """
     specs = {name: _free(spec, domain) for name, spec in call.tensors().items()}
+    pageable = [[name for name in group if name in specs] for group in call.pageable()]
+    how: dict[str, Any] = {"skewed": variant.skewed or (), "pageable": pageable, "ordered": variant.ordered}
     if variant.skewed is None:
-        pageable = [[name for name in group if name in specs] for group in call.pageable()]
         layouts, pages = draw(arrangements(specs, pageable=pageable))
     elif fixed:
-        rng = random.Random(variant.layout_seed)
-        layouts, pages = arrangement_of_class(rng.choice, specs, skewed=variant.skewed)
+        layouts, pages = arrangement_of_class(random.Random(variant.layout_seed).choice, specs, **how)
     else:
-        layouts, pages = draw(arrangements_of_class(specs, skewed=variant.skewed))
+        layouts, pages = draw(arrangements_of_class(specs, **how))
     case = Case(
         call=call,
         layouts=layouts,

@@ -16,6 +16,7 @@ from tests.strategies.conv import (
     prefill_cases,
     update_cases,
 )
+from tests.strategies.serve import make_serve, serve_cases
 from tests.strategies.variants import Maker, Variant, make_verify, palette
 from tests.strategies.verify import verify_cases
 
@@ -25,6 +26,7 @@ CASES: dict[str, Callable[..., st.SearchStrategy[Case]]] = {
     "conv_prefill": prefill_cases,
     "packed_conv": packed_cases,
     "commit": commit_cases,
+    "serve": serve_cases,
 }
 """Per operation, its strategy."""
 MAKERS: dict[str, Maker] = {
@@ -33,6 +35,7 @@ MAKERS: dict[str, Maker] = {
     "conv_prefill": make_prefill,
     "packed_conv": make_packed,
     "commit": make_commit,
+    "serve": make_serve,
 }
 """Per operation, what makes the variants of its palette."""
 

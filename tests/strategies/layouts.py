@@ -49,15 +49,18 @@ def layouts(draw: st.DrawFn, spec: TensorSpec, *, wall: Fence = "none") -> Layou
 Pick = Callable[[Sequence[int]], int]
 
 
-def layout_of_class(pick: Pick, spec: TensorSpec, *, odd: bool) -> Layout:
+def layout_of_class(pick: Pick, spec: TensorSpec, *, odd: bool, ordered: bool = False) -> Layout:
     """A place that a compiler cannot tell from any other of its class (see ``variants``).
 
     The class is: every stride that dense memory has plus multiples of 16 elements, and an
     aligned start; or, if ``odd``, a leading stride and a start off every alignment, and for
-    tensors of free strides an innermost stride of 2.
+    tensors of free strides an innermost stride of 2. ``ordered`` turns the inner dimensions
+    round where that is allowed.
     """
     ndim = len(spec.shape)
     gaps, offset = [0] * ndim, pick(COARSE)
+    if ordered and spec.strided == "any" and ndim > 2:
+        return Layout(offset=offset, order=(0, *reversed(range(1, ndim))))
     movable = {"dense": 0, "leading": 1, "any": ndim - 1}[spec.strided]
     for dim in range(movable):
         gaps[dim] = pick(COARSE)
@@ -75,27 +78,77 @@ STEPS = st.one_of(st.sampled_from((0, 1, 3)), st.sampled_from(COARSE), st.intege
 Arrangement = tuple[dict[str, Layout], tuple[Page, ...]]
 
 
-def arrangement_of_class(pick: Pick, specs: dict[str, TensorSpec], *, skewed: Sequence[str]) -> Arrangement:
+def arrangement_of_class(
+    pick: Pick,
+    specs: dict[str, TensorSpec],
+    *,
+    skewed: Sequence[str],
+    pageable: Sequence[Sequence[str]],
+    ordered: bool = False,
+) -> Arrangement:
     """Layouts within the class in which the tensors of ``skewed`` are odd and no others.
 
-    Pages move every stride and have no such classes: there are none here.
+    Groups of ``pageable`` whose slots are all multiples of 64 bytes may share a page.
     """
+    pages = tuple(
+        _page_of_class(pick, [specs[name] for name in group])
+        for group in pageable
+        if not skewed
+        and not ordered
+        and group
+        and all(_is_coarse(specs[name]) for name in group)
+        and pick((0, 1, 2)) == 2
+    )
+    paged = {name for page in pages for name in page.members}
     chosen = {}
     for name, spec in specs.items():
+        if name in paged:
+            continue
         odd = name in skewed or name.partition(".")[0] in skewed
-        if odd or pick((0, 1, 2)) == 2:
-            layout = layout_of_class(pick, spec, odd=odd)
+        if odd or ordered or pick((0, 1, 2)) == 2:
+            layout = layout_of_class(pick, spec, odd=odd, ordered=ordered)
             if layout != DENSE:
                 chosen[name] = layout
-    return alike(specs, chosen), ()
+    return alike(specs, chosen), pages
+
+
+_COARSE_BYTES = 64
+"""16 elements of the widest dtype that slots have."""
+
+
+def _slot_bytes(spec: TensorSpec) -> int:
+    return extent(spec.shape[1:], strides(spec, DENSE)[1:]) * spec.itemsize
+
+
+def _is_coarse(spec: TensorSpec) -> bool:
+    return spec.shape[0] > 0 and _slot_bytes(spec) % _COARSE_BYTES == 0
+
+
+def _page_of_class(pick: Pick, members: Sequence[TensorSpec]) -> Page:
+    """A page that keeps every divisibility of dense slots."""
+    gaps = tuple(_COARSE_BYTES * pick((0, 0, 1, 3)) for _ in members)
+    return Page(
+        members=tuple(spec.name for spec in members),
+        gaps=gaps if any(gaps) else (),
+        tail=_COARSE_BYTES * pick((0, 1, 2)),
+    )
 
 
 @st.composite
 def arrangements_of_class(
-    draw: st.DrawFn, specs: dict[str, TensorSpec], *, skewed: Sequence[str]
+    draw: st.DrawFn,
+    specs: dict[str, TensorSpec],
+    *,
+    skewed: Sequence[str],
+    pageable: Sequence[Sequence[str]],
+    ordered: bool = False,
 ) -> Arrangement:
     """``arrangement_of_class``, drawn. Shrinks towards dense."""
-    return arrangement_of_class(lambda options: draw(st.sampled_from(options)), specs, skewed=skewed)
+
+    def pick(options: Sequence[int]) -> int:
+        return int(draw(st.sampled_from(options)))
+
+    return arrangement_of_class(pick, specs, skewed=skewed, pageable=pageable, ordered=ordered)
 
 
 def alike(specs: dict[str, TensorSpec], chosen: dict[str, Layout]) -> dict[str, Layout]:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvUpdate
 from oracle.case import (
     Case,
@@ -17,6 +18,7 @@ from oracle.case import (
     Relayout,
     Rename,
     Repeat,
+    Split,
     Unpacked,
 )
 from oracle.layout import TensorSpec
@@ -55,4 +57,6 @@ def _relations(
             return Relayout(draw(same_binary(specs, case.layouts, case.pages)), case.pages)
         case "unpacked":
             return Unpacked()
+        case "split" if isinstance(call, Commit) and call.block_size:
+            return Split()
     return None

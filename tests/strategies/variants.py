@@ -58,13 +58,14 @@ class Variant:
 
     ``heads`` are the head counts to draw from: one head makes some strides 1, which a
     compiler treats as a constant. ``skewed`` names the odd tensors; ``None`` leaves every
-    tensor's divisibility to chance. ``layout_seed`` fixes all layouts of kernels that take
+    tensor's divisibility to chance. ``ordered`` turns inner dimensions round. ``layout_seed`` fixes all layouts of kernels that take
     their strides as constants.
     """
 
     fields: dict[str, Any]
     heads: tuple[int, ...] = HEADS
     skewed: tuple[str, ...] | None = None
+    ordered: bool = False
     layout_seed: int = 0
 
 
@@ -74,9 +75,10 @@ Maker = Callable[[Choose, Domain, bool], Variant]
 def skewed_and_heads(choose: Choose, strided: Sequence[str]) -> dict[str, Any]:
     """The share of a variant that only compiled kernels have."""
     heads = choose("heads", (HEADS[:1], HEADS[1:], HEADS[1:]))
-    kind = choose("skew", ("none", "none", "one", "all"))
-    skewed = {"none": (), "one": (choose("skewed", strided),), "all": tuple(strided)}[kind]
-    return {"heads": heads, "skewed": skewed, "layout_seed": choose("layout_seed", range(64))}
+    kind = choose("skew", ("none", "none", "one", "all", "order"))
+    skewed = {"one": (choose("skewed", strided),), "all": tuple(strided)}.get(kind, ())
+    seed = choose("layout_seed", range(64))
+    return {"heads": heads, "skewed": skewed, "ordered": kind == "order", "layout_seed": seed}
 
 
 def index_dtypes(choose: Choose, domain: Domain, *names: str) -> dict[str, str]:

@@ -1,0 +1,521 @@
+"""Serving a script of events: an engine that drives an implementation, held against the model.
+
+The engine does what an inference engine does around the kernels: it gives out slots (the
+smallest free one, so that they are used again at once), keeps block tables, copies a state
+into the block where a request goes on, and starts requests from cached boundaries. Memory is
+carried from call to call: every call is a case of its own whose inputs are what the last one
+left, and is judged by its operation's oracle, byte by byte. After every commit the states are
+also held against ``oracle.serving``, which has seen accepted tokens only.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from impl.contract import Implementation
+from impl.devices.base import Device
+from impl.observe import observe
+from oracle.calls import AnyCall
+from oracle.calls.commit import Commit
+from oracle.calls.conv import ConvPrefill, ConvUpdate
+from oracle.calls.serve import WIDTH, Serve
+from oracle.calls.verify import Verify
+from oracle.case import Case
+from oracle.expect import expect
+from oracle.expectation import Cells, Expected, Observation
+from oracle.gate import log_decay
+from oracle.judge import Problem, Verdict, judge
+from oracle.layout import DTYPES, Layout
+from oracle.serving import Request, Tokens, added_by_commit, started
+from oracle.tracked import Tracked, arithmetic, exact
+from oracle.values import Values, build
+
+Tensor = torch.Tensor
+PLACES = {"conv": "conv_state.0", "state": "state.0", "correction": "correction.0", "key_gate": "key_gate.0"}
+"""The engine's memory by its names in a commit."""
+
+
+class _WrongError(Exception):
+    """A call, or what it came to, was wrong."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__()
+        self.problems = problems
+
+
+@dataclass
+class _Running:
+    """A request: its slots by block (0: none), those that end with it, and what the model knows of it."""
+
+    table: list[int]
+    model: Request
+    owned: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Cached:
+    """A block boundary that another request may start from."""
+
+    slot: int
+    model: Request
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of one call: events of the script, and the request of each (0: padding)."""
+
+    events: tuple[int, ...]
+    requests: tuple[int, ...]
+
+
+def serve(case: Case, implementation: Implementation, device: Device) -> Verdict:
+    """Run a case of serving whole; the verdict on the first call that went wrong, or on all."""
+    assert isinstance(case.call, Serve)
+    engine = _Engine(case, case.call, implementation, device)
+    try:
+        engine.run()
+    except _WrongError as wrong:
+        worst = max((problem.ratio for problem in wrong.problems), default=math.inf)
+        return Verdict(worst, engine.ratios, wrong.problems, engine.path)
+    return Verdict(max(engine.ratios.values(), default=0.0), engine.ratios, (), engine.path)
+
+
+class _Engine:
+    def __init__(self, case: Case, call: Serve, implementation: Implementation, device: Device) -> None:
+        self._case, self._call, self._implementation, self._device = case, call, implementation, device
+        self._tokens = build(case).tensors
+        self._ar = arithmetic(implementation.arithmetic, device.name)
+        self._running: dict[int, _Running] = {}
+        self._cached: list[_Cached] = []
+        self._free = list(range(1, call.pool))
+        self._step = 0
+        self.ratios: dict[str, float] = {}
+        self.path = ""
+        S, H, K, V, Q = call.pool, call.heads, call.key_dim, call.value_dim, call.window
+        rows = call.capacity if call.records == "row" else S
+        self._memory = {
+            "conv": torch.full((S, call.channels, call.state_len), math.nan, dtype=DTYPES[call.conv]),
+            "state": torch.full((S, H, V, K), math.nan, dtype=DTYPES[call.state]),
+            "correction": torch.full((rows, H, Q, V), math.nan),
+            "key_gate": torch.full((rows, H, Q, 2 * K), math.nan, dtype=DTYPES[call.activation]),
+        }
+
+    def run(self) -> None:
+        """All steps of the script."""
+        call = self._call
+        for step in sorted(set(call.steps)):
+            self._step = step
+            events = [i for i in range(call.rows) if call.steps[i] == step]
+            by_kind = {kind: [i for i in events if call.kinds[i] == kind] for kind in call.kinds}
+            for i in by_kind.get("finish", []):
+                self._finish(call.slots[i])
+            for i in by_kind.get("cached", []):
+                self._start_cached(call.slots[i], call.accepted[i])
+            self._prefill(by_kind.get("prefill", []))
+            self._decode(by_kind.get("plain", []), [], counted=False)
+            self._decode(by_kind.get("decode", []), by_kind.get("pad", []), counted=True)
+
+    # Slots
+
+    def _take(self) -> int:
+        """The smallest free slot, at the cost of the oldest cached boundary if there is none; or 0."""
+        if not self._free and self._cached:
+            self._free.append(self._cached.pop(0).slot)
+        if not self._free:
+            return 0
+        slot = min(self._free)
+        self._free.remove(slot)
+        return slot
+
+    def _column(self, tokens: int) -> int:
+        """The block of a request's last token."""
+        return max(tokens - 1, 0) // self._call.block_size if self._call.block_size else 0
+
+    def _reach(self, running: _Running, tokens: int) -> bool:
+        """Have slots for the blocks up to ``tokens`` tokens, from the one in use on; whether there are."""
+        first = self._column(running.model.tokens)
+        for column in range(first, self._column(tokens) + 1):
+            running.table += [0] * (column + 1 - len(running.table))
+            if running.table[column] == 0:
+                running.table[column] = self._take()
+                if running.table[column] == 0:
+                    return False
+                running.owned.add(running.table[column])
+        return True
+
+    def _finish(self, request: int) -> None:
+        running = self._running.pop(request, None)
+        if running is not None:
+            self._free += sorted(running.owned)
+
+    def _start_cached(self, request: int, pick: int) -> None:
+        """Start from a cached boundary: the engine copies its slot, for the kernels write theirs."""
+        if not self._cached or request in self._running or request < 1:
+            return
+        entry = self._cached[pick % len(self._cached)]
+        self._cached.remove(entry)  # so that taking a slot cannot evict it
+        slot = self._take()
+        self._cached.append(entry)
+        if slot:
+            self._copy(entry.slot, slot)
+            table = [0] * self._column(entry.model.tokens) + [slot]
+            self._running[request] = _Running(table, entry.model, {slot})
+
+    def _copy(self, source: int, target: int) -> None:
+        for name in ("conv", "state"):
+            self._memory[name][target] = self._memory[name][source]
+
+    # Calls
+
+    def _prefill(self, events: list[int]) -> None:
+        """One call of the prefill convolution; the states are the model's, rounded."""
+        call = self._call
+        rows: list[int] = []
+        continued: list[bool] = []
+        for i in events:
+            request = call.slots[i]
+            if not call.qlens[i] or request < 1 or request in [call.slots[j] for j in rows]:
+                continue
+            new = request not in self._running
+            running = self._running.get(request) or _Running([], self._fresh())
+            before = running.model.tokens
+            if not self._reach(running, before + call.qlens[i]):
+                self._free += sorted(running.owned) if new else []
+                continue
+            source, target = (running.table[self._column(n)] for n in (before, before + call.qlens[i]))
+            if not new and source != target:
+                self._copy(source, target)
+            self._running[request] = running
+            rows.append(i)
+            continued.append(not new)
+        if not rows:
+            return
+        slots = tuple(self._slot_after(i) for i in rows)
+        prefill = ConvPrefill(
+            pool=call.pool,
+            qlens=tuple(call.qlens[i] for i in rows),
+            slots=slots,
+            ids=tuple(range(len(rows))),
+            channels=call.channels,
+            state_len=call.state_len,
+            activation=call.activation,
+            conv=call.conv,
+            taps=call.taps,
+            most_tokens=call.chunk,
+            initial=tuple(continued),
+        )
+        tensors = {
+            "x": self._rows("x", rows),
+            "weight": self._tokens["weight"],
+            "conv_states": self._memory["conv"],
+        }
+        after = self._call_judged(prefill, tensors)
+        self._memory["conv"] = after["conv_states"]
+        out, first = after["out"], 0
+        for i, slot in zip(rows, slots, strict=True):
+            running = self._running[call.slots[i]]
+            some = self._some(i, out[first : first + call.qlens[i]])
+            first += call.qlens[i]
+            model = running.model.advanced(some)
+            self._memory["state"][slot] = model.S.to(DTYPES[call.state])
+            running.model = replace(
+                model, S=self._memory["state"][slot].double(), E=torch.zeros_like(model.E)
+            )
+
+    def _fresh(self) -> Request:
+        call = self._call
+        state = (call.heads, call.value_dim, call.key_dim)
+        return started(state, (call.channels, WIDTH - 1), DTYPES[call.conv])
+
+    def _slot_after(self, event: int) -> int:
+        running = self._running[self._call.slots[event]]
+        return running.table[self._column(running.model.tokens + self._call.qlens[event])]
+
+    def _decode(self, events: list[int], pads: list[int], *, counted: bool) -> None:
+        """One step of decoding: update, verify, commit; then hold the states against the model."""
+        call = self._call
+        rows: list[int] = []
+        for i in events:
+            request = call.slots[i]
+            running = self._running.get(request)
+            fits = len(rows) < call.capacity and request not in [call.slots[j] for j in rows]
+            if (
+                running
+                and fits
+                and call.qlens[i]
+                and self._reach(running, running.model.tokens + call.qlens[i])
+            ):
+                rows.append(i)
+        if not rows:
+            return
+        pads = pads[: call.capacity - len(rows)]
+        order = sorted((*rows, *pads))
+        batch = _Batch(tuple(order), tuple(call.slots[i] if i in rows else 0 for i in order))
+        slots = self._slots(batch)
+        convolved = self._update(batch, slots, counted=counted)
+        corrections = self._verify(batch, slots, convolved)
+        self._commit(batch, slots, convolved, corrections)
+
+    def _slots(self, batch: _Batch) -> tuple[int, ...]:
+        """Every row's slot; an empty padding row repeats a live one, as captured graphs leave them."""
+        slots = []
+        for request in batch.requests:
+            if request:
+                running = self._running[request]
+                slots.append(running.table[self._column(running.model.tokens)])
+            else:
+                slots.append(0)
+        alias = next(slot for slot in slots if slot)
+        empty = [not self._call.qlens[i] for i in batch.events]
+        return tuple(alias if none else slot for slot, none in zip(slots, empty, strict=True))
+
+    def _update(self, batch: _Batch, slots: tuple[int, ...], *, counted: bool) -> Tensor:
+        call = self._call
+        update = ConvUpdate(
+            **self._batch_fields(batch, slots),
+            channels=call.channels,
+            state_len=call.state_len,
+            activation=call.activation,
+            conv=call.conv,
+            taps=call.taps,
+            window=call.window if counted else 1,
+            accepted=(1,) * len(slots) if counted else (),
+        )
+        tensors = {
+            "x": self._rows("x", batch.events),
+            "weight": self._tokens["weight"],
+            "conv_state": self._memory["conv"],
+        }
+        after = self._call_judged(update, tensors)
+        self._memory["conv"] = after["conv_state"]
+        return after["out"]
+
+    def _verify(self, batch: _Batch, slots: tuple[int, ...], convolved: Tensor) -> Cells:
+        """Run verify on the convolved tokens; returns what is expected of its corrections."""
+        call = self._call
+        H, K = call.heads, call.key_dim
+        verify = Verify(
+            **self._batch_fields(batch, slots),
+            heads=H,
+            key_dim=K,
+            value_dim=call.value_dim,
+            window=call.window,
+            capacity=call.capacity if call.records == "row" else 0,
+            records=call.records,
+            activation=call.activation,
+            out=call.activation,
+            state=call.state,
+            lower_bound=call.lower_bound,
+        )
+        q, k, v = self._split(convolved)
+        tensors = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "raw_g": self._rows("raw_g", batch.events),
+            "raw_beta": self._rows("raw_beta", batch.events),
+            "A_log": self._tokens["A_log"],
+            "dt_bias": self._tokens["dt_bias"],
+            "state": self._memory["state"],
+        }
+        expected: list[Expected] = []
+        after = self._call_judged(verify, tensors, expected)
+        for name in ("correction", "key_gate"):
+            self._memory[name] = after[name]
+        self._hold_outputs(batch, verify, convolved, after["out"], expected[0].cells["out"])
+        return expected[0].cells["correction"]
+
+    def _hold_outputs(
+        self, batch: _Batch, verify: Verify, convolved: Tensor, out: Tensor, cells: Cells
+    ) -> None:
+        """Outputs of the window against plain decode steps of the model."""
+        assert cells.bound is not None
+        value, bound = cells.value.clone(), cells.bound.clone()
+        for row, (i, request) in enumerate(zip(batch.events, batch.requests, strict=True)):
+            if request:
+                place = slice(verify.starts[row], verify.starts[row + 1])
+                value[place], spread = self._running[request].model.outputs(self._some(i, convolved[place]))
+                bound[place] += spread
+        wanted = Expected({"out": replace(cells, value=value, bound=bound)})
+        self._judge("served", wanted, Observation({"out": out}, {"out": out}), {})
+
+    def _commit(self, batch: _Batch, slots: tuple[int, ...], convolved: Tensor, corrections: Cells) -> None:
+        call = self._call
+        names = sorted(self._running)
+        spare = len(names)
+        requests = []
+        for request in batch.requests:
+            requests.append(names.index(request) if request else spare)
+            spare += not request
+        accepted = [call.window] * spare
+        for i, r in zip(batch.events, requests, strict=True):
+            accepted[r] = call.accepted[i] if call.kinds[i] != "plain" else 1
+        tables = [self._running[name].table for name in names]
+        width = max(map(len, tables)) + self._step % 2
+        padded = [tuple(table) + (0,) * (width - len(table)) for table in tables]
+        blocks: dict[str, Any] = {}
+        if call.block_size:
+            tokens = [self._running[name].model.tokens for name in names]
+            blocks = {
+                "block_size": call.block_size,
+                "computed": (*tokens, *[0] * (spare - len(names))),
+                "table": (*padded, *[(0,) * width] * (spare - len(names))),
+            }
+        commit = Commit(
+            **{**self._batch_fields(batch, slots), "tail": 0},
+            heads=call.heads,
+            key_dim=call.key_dim,
+            value_dim=call.value_dim,
+            window=call.window,
+            channels=call.channels,
+            state_len=call.state_len,
+            capacity=call.capacity,
+            accepted=tuple(accepted),
+            requests=tuple(requests),
+            records=call.records,
+            dim_first=call.dim_first,
+            activation=call.activation,
+            state=call.state,
+            conv=call.conv,
+            lower_bound=call.lower_bound,
+            **blocks,
+        )
+        tensors = {place: self._memory[name] for name, place in PLACES.items()}
+        tensors |= {"A_log.0": self._tokens["A_log"], "dt_bias.0": self._tokens["dt_bias"]}
+        before = self._memory["state"]
+        after = self._call_judged(commit, tensors)
+        for name, place in PLACES.items():
+            self._memory[name] = after[place]
+        self._hold_states(batch, commit, before, convolved, corrections)
+
+    def _hold_states(
+        self, batch: _Batch, commit: Commit, before: Tensor, convolved: Tensor, corrections: Cells
+    ) -> None:
+        """Committed states and histories against the model, which moves on by the accepted tokens."""
+        assert corrections.bound is not None
+        wanted: dict[int, Request] = {}
+        ended: list[int] = []
+        for row, request in enumerate(batch.requests):
+            if not request:
+                continue
+            plan, running = commit.plan(row), self._running[request]
+            if not plan.writes:
+                ended.append(request)
+                continue
+            place = slice(commit.starts[row], commit.starts[row + 1])
+            some = self._some(batch.events[row], convolved[place])
+            record = commit.record_row(row)
+            u = Tracked(corrections.value[record].transpose(0, 1), corrections.bound[record].transpose(0, 1))
+            base, source = running.model, before[commit.slots[row]].double()
+            for slot, n in ((plan.boundary, plan.m), (plan.final, plan.n)):
+                if slot > 0:
+                    part = some.first(n)
+                    added = added_by_commit(source, part, u[:n], DTYPES[self._call.state], self._ar)
+                    wanted[slot] = base.advanced(part, added)
+            running.model = wanted[plan.final]
+            if plan.writes_boundary and plan.boundary != plan.final:
+                running.owned.discard(plan.boundary)
+                self._cached.append(_Cached(plan.boundary, wanted[plan.boundary]))
+        self._hold(wanted)
+        for request in ended:
+            self._finish(request)
+
+    def _hold(self, wanted: dict[int, Request]) -> None:
+        """Memory of these slots against what the model says it holds."""
+        state, conv = self._memory["state"], self._memory["conv"]
+        shape, rolled = state.shape, torch.zeros_like(conv)
+        value, bound = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+        written = torch.zeros(shape, dtype=torch.bool)
+        columns = torch.zeros(conv.shape, dtype=torch.bool)
+        for slot, model in wanted.items():
+            written[slot], value[slot], bound[slot] = True, model.S, model.E[:, :, None]
+            columns[slot, :, : WIDTH - 1] = True
+            rolled[slot, :, : WIDTH - 1] = model.history
+        expected = Expected(
+            {
+                "state": Cells(written, value, bound, "fold"),
+                "conv_state": Cells(columns, rolled, None, "roll"),
+            }
+        )
+        tensors = {"state": state, "conv_state": conv}
+        axes = {"state": ("slot", "head", "v", "k"), "conv_state": ("slot", "channel", "column")}
+        self._judge("served", expected, Observation(tensors, tensors), axes)
+
+    # Parts of a call
+
+    def _batch_fields(self, batch: _Batch, slots: tuple[int, ...]) -> dict[str, Any]:
+        return {
+            "pool": self._call.pool,
+            "qlens": tuple(self._call.qlens[i] for i in batch.events),
+            "slots": slots,
+            "ids": tuple(range(len(slots))),
+        }
+
+    def _rows(self, name: str, events: tuple[int, ...] | list[int]) -> Tensor:
+        """The events' tokens, one after the other."""
+        starts = self._call.starts
+        return torch.cat([self._tokens[name][starts[i] : starts[i + 1]] for i in events])
+
+    def _split(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k ``[T, H, K]`` and v ``[T, H, V]`` of the packed projection."""
+        call = self._call
+        H, K, V = call.heads, call.key_dim, call.value_dim
+        q, k, v = convolved.split((H * K, H * K, H * V), 1)
+        return (
+            q.reshape(-1, H, K).contiguous(),
+            k.reshape(-1, H, K).contiguous(),
+            v.reshape(-1, H, V).contiguous(),
+        )
+
+    def _some(self, event: int, convolved: Tensor) -> Tokens:
+        """An event's tokens as the model takes them: convolved as memory has it, gates exact."""
+        q, k, v = (part.double() for part in self._split(convolved))
+        A_log, dt_bias = exact(self._tokens["A_log"])[:, None], exact(self._tokens["dt_bias"])
+        g = log_decay(exact(self._rows("raw_g", [event])), A_log, dt_bias, self._call.lower_bound, self._ar)
+        beta = torch.sigmoid(self._rows("raw_beta", [event]).double())
+        inputs = self._rows("x", [event]).to(DTYPES[self._call.conv])
+        return Tokens(q, k, v, g, beta, inputs)
+
+    def _call_judged(
+        self, call: AnyCall, tensors: dict[str, Tensor], keep: list[Expected] | None = None
+    ) -> dict[str, Tensor]:
+        """Run a call on these tensors; returns memory afterwards, or raises on what was wrong."""
+        gap = self._call.gap
+        specs = call.tensors()
+        layouts = {
+            name: Layout(gaps=(gap, *[0] * (len(spec.shape) - 1)))
+            for name, spec in specs.items()
+            if spec.role == "slot" and gap
+        }
+        case = Case(call=call, layouts=layouts, poison=self._case.poison)
+        full = dict(tensors)
+        indices = call.index_values()
+        for name, spec in specs.items():
+            if spec.index:
+                full[name] = torch.tensor(indices[name], dtype=DTYPES[spec.dtype]).reshape(spec.shape)
+            elif name in ("correction", "key_gate"):
+                full[name] = self._memory[name]
+        inputs = {name: full[name] for name in specs if name in full}
+        values = Values(inputs, {name: torch.ones(x.shape, dtype=torch.bool) for name, x in inputs.items()})
+        seen = observe(case, self._implementation, self._device, values)
+        self.path = seen.path
+        expected = expect(case, values, self._ar)
+        if keep is not None:
+            keep.append(expected)
+        self._judge(case.op, expected, seen, {name: spec.axes for name, spec in call.results().items()})
+        return seen.after
+
+    def _judge(
+        self, what: str, expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]]
+    ) -> None:
+        verdict = judge(expected, seen, axes)
+        for name, ratio in verdict.ratios.items():
+            key = f"{what} {name.partition('.')[0]}"
+            self.ratios[key] = max(ratio, self.ratios.get(key, 0.0))
+        if not verdict.ok:
+            text = f"in {what} of step {self._step}"
+            raise _WrongError(
+                tuple(replace(p, text=f"{p.text}; {text}" if p.text else text) for p in verdict.problems)
+            )
