@@ -9,7 +9,7 @@ from impl.contract import Implementation, UnavailableError
 from impl.devices.base import Device
 from impl.observe import observe
 from oracle.calls.serve import Serve
-from oracle.case import Case, Split, image
+from oracle.case import Case, Graph, Split, image
 from oracle.expect import expect
 from oracle.expectation import Expected, Observation
 from oracle.judge import Problem, Verdict, judge
@@ -34,17 +34,18 @@ def check(case: Case, implementation: Implementation, device: Device) -> Verdict
     if isinstance(case.relation, Split):
         ar = arithmetic(seen.arithmetic, device.name)
         return replace(verdict, problems=split(case, expected, seen, implementation, device, ar))
-    _, other, second = _judged(image(case), implementation, device)
+    replayed = isinstance(case.relation, Graph)
+    _, other, second = _judged(image(case), implementation, device, replayed=replayed)
     ratios = {name: max(ratio, second.ratios.get(name, 0.0)) for name, ratio in verdict.ratios.items()}
     problems = second.problems or tuple(disagreements(case, expected, seen, other))
     return Verdict(max(verdict.ratio, second.ratio), ratios, problems, verdict.path)
 
 
 def _judged(
-    case: Case, implementation: Implementation, device: Device
+    case: Case, implementation: Implementation, device: Device, *, replayed: bool = False
 ) -> tuple[Expected, Observation, Verdict]:
     values = build(case)
-    seen = observe(case, implementation, device, values)
+    seen = observe(case, implementation, device, values, replayed=replayed)
     try:
         declared = arithmetic(seen.arithmetic, device.name)
     except ValueError as error:

@@ -160,6 +160,10 @@ class Arena:
             result[name] = _strided(flat, place)
         return result
 
+    def restore(self) -> None:
+        """Give the device the starting bytes again."""
+        self._memory.upload(self.before)
+
     def finish(self) -> None:
         """Wait for the device and read everything back."""
         self._device.synchronize()

@@ -1,7 +1,8 @@
 """How each operation's public signature is called with a case's tensors.
 
-A binding returns the tensors that the callee allocated, by name, and raises what a caller
-would have to call wrong: another tensor than the one passed in, another dtype.
+A binding prepares the call: what it returns can be run, also while a CUDA graph is captured.
+A run returns the tensors that the callee allocated, by name, and raises what a caller would
+have to call wrong: another tensor than the one passed in, another dtype.
 """
 
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from oracle.calls.verify import Verify
 
 Views = dict[str, torch.Tensor]
 Function = Callable[..., Any]
+Prepared = Callable[[], Views]
 
 
-def call_verify(call: Verify, views: Views, function: Function, _: Implementation) -> Views:
+def call_verify(call: Verify, views: Views, function: Function, _: Implementation) -> Prepared:
     """``kda_recoverssm_verify``, token tensors with a leading 1."""
     arguments: dict[str, object] = {
         name: views[name].unsqueeze(0) for name in ("q", "k", "v", "raw_g", "raw_beta")
@@ -39,101 +41,119 @@ def call_verify(call: Verify, views: Views, function: Function, _: Implementatio
     else:
         arguments |= {"correction_cache": views["correction"], "kg_cache": views["key_gate"]}
     out = views["out"].unsqueeze(0) if call.own_out else None
-    result = function(**arguments, out=out)
-    if out is not None:
-        _require_same("verify", "out", result, out)
-        return {}
-    _require_new("verify", result, views["v"].dtype)
-    return {"out": result[0]}
+
+    def run() -> Views:
+        result = function(**arguments, out=out)
+        if out is not None:
+            _require_same("verify", "out", result, out)
+            return {}
+        _require_new("verify", result, views["v"].dtype)
+        return {"out": result[0]}
+
+    return run
 
 
-def call_update(call: ConvUpdate, views: Views, function: Function, _: Implementation) -> Views:
+def call_update(call: ConvUpdate, views: Views, function: Function, _: Implementation) -> Prepared:
     """``causal_conv1d_update``: x ``[T, C]``, ``[N, C, L]`` or ``[N, C]``."""
 
     def shaped(name: str) -> torch.Tensor:
-        return {"varlen": views[name], "batch": views[name].mT, "single": views[name][:, :1].squeeze(1)}[
-            call.form
-        ]
+        view = views[name]
+        return view if call.form == "varlen" else view.mT if call.form == "batch" else view[:, 0]
 
     x = shaped("x")
-    out = shaped("out") if call.own_out else None
+    given = shaped("out") if call.own_out else x if call.in_place else None
     varlen: dict[str, object] = {}
     if call.form == "varlen":
         varlen = {"query_start_loc": views["query_start_loc"], "max_query_len": call.window}
-    result = function(
-        x=x,
-        conv_state=views["conv_state"],
-        weight=views["weight"],
-        bias=views.get("bias"),
-        activation="silu" if call.silu else None,
-        conv_state_indices=views["conv_state_indices"],
-        num_accepted_tokens=views.get("num_accepted_tokens"),
-        null_block_id=call.null_block,
-        out=out,
-        **varlen,
-    )
-    if out is not None or call.in_place:
-        _require_same(
-            "causal_conv1d_update", "x" if out is None else "out", result, x if out is None else out
+
+    def run() -> Views:
+        result = function(
+            x=x,
+            conv_state=views["conv_state"],
+            weight=views["weight"],
+            bias=views.get("bias"),
+            activation="silu" if call.silu else None,
+            conv_state_indices=views["conv_state_indices"],
+            num_accepted_tokens=views.get("num_accepted_tokens"),
+            null_block_id=call.null_block,
+            out=given if call.own_out else None,
+            **varlen,
         )
-        return {}
-    _require_new("causal_conv1d_update", result, x.dtype)
-    return {"out": {"varlen": result, "batch": result.mT, "single": result.unsqueeze(1)}[call.form]}
+        if given is not None:
+            _require_same("causal_conv1d_update", "out" if call.own_out else "x", result, given)
+            return {}
+        _require_new("causal_conv1d_update", result, x.dtype)
+        form = {"varlen": lambda: result, "batch": lambda: result.mT, "single": lambda: result.unsqueeze(1)}
+        return {"out": form[call.form]()}
+
+    return run
 
 
-def call_prefill(call: ConvPrefill, views: Views, function: Function, _: Implementation) -> Views:
+def call_prefill(call: ConvPrefill, views: Views, function: Function, _: Implementation) -> Prepared:
     """``causal_conv1d_fn``: x and the result are ``[C, T]``."""
-    result = function(
-        x=views["x"].T,
-        weight=views["weight"],
-        bias=views.get("bias"),
-        conv_states=views["conv_states"],
-        query_start_loc=views["query_start_loc"],
-        cache_indices=views["cache_indices"],
-        has_initial_state=views["has_initial_state"],
-        activation="silu" if call.silu else None,
-    )
-    _require_new("causal_conv1d_fn", result, views["x"].dtype)
-    return {"out": result.T}
+
+    def run() -> Views:
+        result = function(
+            x=views["x"].T,
+            weight=views["weight"],
+            bias=views.get("bias"),
+            conv_states=views["conv_states"],
+            query_start_loc=views["query_start_loc"],
+            cache_indices=views["cache_indices"],
+            has_initial_state=views["has_initial_state"],
+            activation="silu" if call.silu else None,
+        )
+        _require_new("causal_conv1d_fn", result, views["x"].dtype)
+        return {"out": result.T}
+
+    return run
 
 
-def call_packed(call: PackedConv, views: Views, function: Function, _: Implementation) -> Views:
+def call_packed(call: PackedConv, views: Views, function: Function, _: Implementation) -> Prepared:
     """``packed_causal_conv1d_fn``: x ``[T, C]``, the result ``[C // part_dim, T, part_dim]``."""
-    result = function(
-        x=views["x"],
-        weight=views["weight"],
-        bias=views.get("bias"),
-        conv_states=views["conv_states"],
-        query_start_loc=views["query_start_loc"],
-        cache_indices=views["cache_indices"],
-        has_initial_state=views["has_initial_state"],
-        part_dim=call.part_dim,
-        activation="silu" if call.silu else None,
-    )
-    _require_new("packed_causal_conv1d_fn", result, views["x"].dtype)
-    return {"out": result}
+
+    def run() -> Views:
+        result = function(
+            x=views["x"],
+            weight=views["weight"],
+            bias=views.get("bias"),
+            conv_states=views["conv_states"],
+            query_start_loc=views["query_start_loc"],
+            cache_indices=views["cache_indices"],
+            has_initial_state=views["has_initial_state"],
+            part_dim=call.part_dim,
+            activation="silu" if call.silu else None,
+        )
+        _require_new("packed_causal_conv1d_fn", result, views["x"].dtype)
+        return {"out": result}
+
+    return run
 
 
-def call_commit(call: Commit, views: Views, context: Any, implementation: Implementation) -> Views:
-    """``KDARecoverSSMCommitContext.create(layers, ..).commit(..)``; returns the plan it left."""
+def call_commit(call: Commit, views: Views, context: Any, implementation: Implementation) -> Prepared:
+    """``KDARecoverSSMCommitContext.create(layers, ..)``, then ``.commit(..)``; gives the plan it left."""
     implementation.set_conv_state_dim_first(call.dim_first)
     made = context.create(
         [_layer(call, views, index) for index in range(call.layers)],
         spec_query_len=call.window,
         max_num_reqs=call.capacity,
     )
-    result = made.commit(
-        num_accepted_tokens=views["num_accepted_tokens"],
-        state_indices=views["state_indices"],
-        query_start_loc=views["query_start_loc"],
-        request_indices=views.get("request_indices"),
-        block_table=views.get("block_table"),
-        num_computed_tokens=views.get("num_computed_tokens"),
-        mamba_block_size=call.block_size or None,
-    )
-    if result is not None:
-        raise TypeError(f"commit must return None; it returned {type(result).__name__}")
-    return {name: getattr(made, name) for name in PLAN}
+
+    def run() -> Views:
+        result = made.commit(
+            num_accepted_tokens=views["num_accepted_tokens"],
+            state_indices=views["state_indices"],
+            query_start_loc=views["query_start_loc"],
+            request_indices=views.get("request_indices"),
+            block_table=views.get("block_table"),
+            num_computed_tokens=views.get("num_computed_tokens"),
+            mamba_block_size=call.block_size or None,
+        )
+        if result is not None:
+            raise TypeError(f"commit must return None; it returned {type(result).__name__}")
+        return {name: getattr(made, name) for name in PLAN}
+
+    return run
 
 
 def _layer(call: Commit, views: Views, index: int) -> SimpleNamespace:
@@ -170,7 +190,7 @@ def _require_new(function: str, result: object, dtype: torch.dtype) -> None:
         raise ValueError(f"{function} without out returns {dtype}; it returned {result.dtype}")
 
 
-BINDINGS: dict[str, Callable[[Any, Views, Any, Implementation], Views]] = {
+BINDINGS: dict[str, Callable[[Any, Views, Any, Implementation], Prepared]] = {
     "verify": call_verify,
     "conv_update": call_update,
     "conv_prefill": call_prefill,

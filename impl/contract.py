@@ -18,7 +18,7 @@ from oracle.calls import CALLS
 from oracle.calls.base import PAD_SLOT, Activation, Index, Small, State, Window
 from oracle.calls.commit import Commit
 from oracle.calls.verify import Verify
-from oracle.case import Case
+from oracle.case import Case, Graph
 from oracle.layout import DENSE
 
 OPERATIONS = tuple(CALLS)
@@ -63,6 +63,8 @@ class Domain:
     index_dtypes: tuple[Index, ...] = ()
     dense: tuple[str, ...] = ()
     """Tensors, otherwise of free strides, that must be contiguous."""
+    graphs: bool = True
+    """Whether a call can be captured in a CUDA graph: it waits for nothing on the host."""
     pad_slots: bool = True
     """Whether a slot of -1 is null; otherwise only slot 0 is."""
 
@@ -155,6 +157,8 @@ def _outside(case: Case, domain: Domain) -> str:
     for name in domain.dense:
         if any(case.layouts.get(name, DENSE).gaps):
             return f"takes only a contiguous {name}"
+    if not domain.graphs and isinstance(case.relation, Graph):
+        return "cannot be captured in a graph"
     if not domain.pad_slots and PAD_SLOT in call.slots:
         return f"takes no slot {PAD_SLOT}"
     return ""

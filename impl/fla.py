@@ -28,7 +28,7 @@ from itertools import pairwise
 import torch
 from packaging.version import Version
 
-from impl.contract import Implementation, Records, UnavailableError
+from impl.contract import Domain, Implementation, Records, UnavailableError
 
 FIRST_VERSION = "0.6.0"
 """Older ones swallow ``state_v_first`` as an unknown keyword and take the state K-major."""
@@ -121,6 +121,7 @@ def implementation() -> Implementation:
         operations={"verify": kda_recoverssm_verify},
         arithmetic="any-order-fp32",
         devices=("cpu", "cuda"),
+        domain=Domain(graphs=False),
         path=lambda: "fused_recurrent_kda",
     )
 

@@ -14,9 +14,16 @@ from oracle.values import Values, build
 
 
 def observe(
-    case: Case, implementation: Implementation, device: Device, values: Values | None = None
+    case: Case,
+    implementation: Implementation,
+    device: Device,
+    values: Values | None = None,
+    *,
+    replayed: bool = False,
 ) -> Observation:
     """Lay the case out on ``device``, call the implementation once, and read everything back.
+
+    ``replayed``: as the replay of a captured graph, on a device that has graphs.
 
     An exception of the implementation is part of the observation. ``UnavailableError``: the
     implementation cannot take this case at all.
@@ -30,7 +37,8 @@ def observe(
     raised = ""
     try:
         with settings_kept():
-            returned = bind(case.call, arena.views(), implementation.function(case), implementation)
+            run = bind(case.call, arena.views(), implementation.function(case), implementation)
+            returned = device.replay(run, arena.restore) if replayed else run()
         arena.finish()
         returned = {name: tensor.detach().cpu() for name, tensor in returned.items()}
         path = one_line(implementation.path())

@@ -81,7 +81,11 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     """A commit past a block boundary is one up to it and one of the rest, within the bounds."""
 
 
-Relation = Repeat | OtherPoison | Prefix | Hostile | Permute | Rename | Relayout | Unpacked | Split
+class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="graph"):
+    """The replay of a captured graph gives the bits of the eager call."""
+
+
+Relation = Repeat | OtherPoison | Prefix | Hostile | Permute | Rename | Relayout | Unpacked | Split | Graph
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -161,7 +165,7 @@ def image(case: Case) -> Case:
     call, relation = case.call, case.relation
     plain = replace(case, relation=None)
     match relation:
-        case Repeat():
+        case Repeat() | Graph():
             return plain
         case OtherPoison():
             return replace(plain, poison="huge" if case.poison == "nan" else "nan")

@@ -1,11 +1,13 @@
 """What an execution device is: memory made of fenced segments, filled from a host image."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Device(Protocol):
 
     def memory(self, segments: Sequence[Segment]) -> Memory:
         """Memory for these segments, valid until the next call."""
+
+    def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
+        """Capture ``run`` in a graph, ``restore`` memory, replay; without graphs it just runs."""
 
     def synchronize(self) -> None:
         """Wait until the device is idle; raises what a kernel left behind."""

@@ -8,13 +8,13 @@ harness runs cases in a child process and reports its death as the case's failur
 import ctypes
 import mmap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from impl.contract import UnavailableError
-from impl.devices.base import Segment
+from impl.devices.base import Segment, T
 
 _PROT_NONE, _PROT_RW = 0, 3
 _PRIVATE_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -100,6 +100,10 @@ class CpuDevice:
             mappings.append(pool[index])
             used[size] += 1
         return CpuMemory(segments, mappings)
+
+    def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
+        """There are no graphs: runs it."""
+        return run()
 
     def synchronize(self) -> None:
         """The interpreter is done when it returns."""

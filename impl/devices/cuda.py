@@ -1,12 +1,12 @@
 """The cuda device: compiled kernels on a GPU, all segments in one buffer that is used again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from impl.contract import UnavailableError
-from impl.devices.base import Segment
+from impl.devices.base import Segment, T
 
 _SLACK = 512
 """Bytes kept free round the segments, so that a near miss stays inside the buffer and is seen."""
@@ -54,6 +54,25 @@ class CudaDevice:
             self._buffer = torch.empty(2 * size + 2 * _SLACK, dtype=torch.uint8, device="cuda")
             self._staging = torch.empty(2 * size, dtype=torch.uint8, pin_memory=True)
         return CudaMemory(self._buffer, self._staging, segments)
+
+    def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
+        """Run once to compile, capture, and replay from the starting bytes."""
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # Not torch.cuda.graph: it collects garbage first, which costs more than all the rest.
+            graph.capture_begin()
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
+        torch.cuda.synchronize()
+        restore()
+        graph.replay()
+        torch.cuda.synchronize()
+        return result
 
     def synchronize(self) -> None:
         """Wait for the device; a sticky error surfaces here."""

@@ -102,7 +102,7 @@ def _verify_kernel(
     NULL: tl.constexpr,
 ):
     q_token, k_token, v_token, g_token, out_token, state_slot, kg_row = wide
-    DENSE: tl.constexpr = len(inner) == 0
+    DENSE: tl.constexpr = len(inner) == 0  # state and record rows are
     if DENSE:
         state_head, state_v, state_k = V * K, K, 1
         u_head, u_pos, u_dim = V * window, V, 1
@@ -133,8 +133,8 @@ def _verify_kernel(
         return
 
     state_ptr += slot * state_slot + head * state_head
-    if DENSE:
-        tile = state_ptr + vs[:, None] * K + ks[None, :]
+    if DENSE:  # 32 bits within the tile, or every element needs an address of its own
+        tile = state_ptr + v_block.to(tl.int64) * (BV * K) + tl.arange(0, BV)[:, None] * K + ks[None, :]
     else:
         tile = state_ptr + vs.to(tl.int64)[:, None] * state_v + ks.to(tl.int64)[None, :] * state_k
     raw_state = tl.load(tile, mask=in_v[:, None] & in_k[None, :], other=0.0)

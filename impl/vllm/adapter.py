@@ -1,6 +1,7 @@
 """vLLM's shipped kernels as implementations."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from impl.contract import Domain, Implementation, UnavailableError
 from impl.vllm.load import AbsentError, LoadedVllm, RecordLayout, load
@@ -33,7 +34,7 @@ def implementation(text: str) -> Implementation:
         operations=operations,
         arithmetic="sequential-fp32",
         domain=Domain(records=layout),
-        domains={"conv_update": _CONVOLUTIONS, "conv_prefill": _CONVOLUTIONS},
+        domains={"conv_update": _CONVOLUTIONS, "conv_prefill": replace(_CONVOLUTIONS, graphs=False)},
         absent=absent,
         path=lambda: "triton",
         set_conv_state_dim_first=loaded.set_conv_state_dim_first,
@@ -43,7 +44,10 @@ def implementation(text: str) -> Implementation:
 _CONVOLUTIONS = Domain(
     dense=("query_start_loc", "num_accepted_tokens", "has_initial_state", "bias"), pad_slots=False
 )
-"""Contract, section 1.5: shipped convolutions read these as contiguous, and slot 0 alone is null."""
+"""Contract, section 1.5: shipped convolutions read these as contiguous, and slot 0 alone is null.
+
+Without precomputed metadata the prefill waits for the lengths on the host.
+"""
 
 
 def _finders(loaded: LoadedVllm) -> dict[str, Callable[[], Callable[..., object]]]:

@@ -49,7 +49,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Fields with one entry a row, or none at all."""
     shrinkable: ClassVar[tuple[str, ...]] = ()
     """Sizes that a minimiser may lower to 1."""
-    relations: ClassVar[tuple[str, ...]] = ("repeat", "other_poison", "permute", "rename", "relayout")
+    relations: ClassVar[tuple[str, ...]] = (
+        "repeat",
+        "graph",
+        "other_poison",
+        "permute",
+        "rename",
+        "relayout",
+    )
     """Invariants of section 1.8 that the operation has, as ``oracle.relations`` names them."""
 
     @property

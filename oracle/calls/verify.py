@@ -31,15 +31,7 @@ class Verify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="v
     """Whether the caller passes ``out``; otherwise the callee allocates it."""
 
     shrinkable: ClassVar[tuple[str, ...]] = ("heads",)
-    relations: ClassVar[tuple[str, ...]] = (
-        "repeat",
-        "other_poison",
-        "prefix",
-        "hostile",
-        "permute",
-        "rename",
-        "relayout",
-    )
+    relations: ClassVar[tuple[str, ...]] = (*Call.relations, "prefix", "hostile")
 
     @property
     def longest(self) -> int:

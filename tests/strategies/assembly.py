@@ -50,7 +50,7 @@ def cases_of(
         seed=draw(st.integers(0, 2**32 - 1)),
         poison=draw(st.sampled_from(("nan", "huge"))),
     )
-    return draw(related(case, specs, relations))
+    return draw(related(case, specs, relations, graphs=domain.graphs))
 
 
 def _free(spec: TensorSpec, domain: Domain) -> TensorSpec:

@@ -10,6 +10,7 @@ from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvUpdate
 from oracle.case import (
     Case,
+    Graph,
     Hostile,
     OtherPoison,
     Permute,
@@ -26,9 +27,16 @@ from tests.strategies.layouts import same_binary
 
 
 @st.composite
-def related(draw: st.DrawFn, case: Case, specs: dict[str, TensorSpec], wanted: Sequence[str] | None) -> Case:
+def related(
+    draw: st.DrawFn,
+    case: Case,
+    specs: dict[str, TensorSpec],
+    wanted: Sequence[str] | None,
+    *,
+    graphs: bool = True,
+) -> Case:
     """The case with a relation of ``wanted`` (default: none most of the time, else any that it may have)."""
-    possible = case.call.relations
+    possible = tuple(name for name in case.call.relations if graphs or name != "graph")
     options: Sequence[Any] = (None,) * 10 + possible if wanted is None else tuple(wanted) or (None,)
     relation = draw(_relations(case, specs, draw(st.sampled_from(options))))
     return msgspec.structs.replace(case, relation=relation) if relation is not None else case
@@ -42,6 +50,8 @@ def _relations(
     match name:
         case "repeat":
             return Repeat()
+        case "graph":
+            return Graph()
         case "other_poison":
             return OtherPoison()
         case "prefix" if not isinstance(call, ConvUpdate) or call.form == "varlen":

@@ -58,8 +58,8 @@ class Variant:
 
     ``heads`` are the head counts to draw from: one head makes some strides 1, which a
     compiler treats as a constant. ``skewed`` names the odd tensors; ``None`` leaves every
-    tensor's divisibility to chance. ``ordered`` turns inner dimensions round. ``layout_seed`` fixes all layouts of kernels that take
-    their strides as constants.
+    tensor's divisibility to chance. ``ordered`` turns inner dimensions round. ``layout_seed``
+    fixes all layouts of kernels that take their strides as constants.
     """
 
     fields: dict[str, Any]
