@@ -6,6 +6,7 @@ standard streams the process was born with; what kernels print goes to standard 
 what they read is empty.
 """
 
+import gc
 import os
 import struct
 import sys
@@ -81,6 +82,7 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
         send(replies, _failed(error))
         return
     send(replies, Reply())
+    gc.freeze()
     if device.name == "cpu":
         _restore_after_deaths(replies)
     while case := _receive(requests, Case):

@@ -517,7 +517,7 @@ def causal_conv1d_fn(
 class Tiling:
     """What one prefill program covers: ``tokens`` of a sequence, ``group`` of them at a time."""
 
-    tokens: int = 64
+    tokens: int = 32
     channels: int = 128
     warps: int = 1
     group: int = 8

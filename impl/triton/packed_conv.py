@@ -2,7 +2,7 @@
 
 The rows of ``[T, dim]`` hold q, k and v side by side. The kernel is the prefill kernel of
 ``conv.py``; only the addresses of the outputs differ, so both functions give the same bits. A
-program streams 64 tokens of one sequence over 128 channels (64 where the planes want it) of one
+program streams 32 tokens of one sequence over 128 channels (64 where the planes want it) of one
 plane in a single warp: history in registers, the next 8 rows on their way while 8 are computed.
 Only the first chunk of a sequence reads the conv state, and the same program writes the new one.
 """

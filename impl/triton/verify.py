@@ -59,14 +59,14 @@ def _load_token(
     in_v,
     live,
 ):
-    """Raw key, gate, query, value and beta of a token, as stored; nothing is read of one that is not live."""
+    """Key, gate, query, value and beta of a token, as stored; of one that is not live, nothing is read."""
     in_k &= live
     in_v &= live
     raw_k = tl.load(k_ptr + token * k_token, mask=in_k, other=0.0)
     raw_g = tl.load(g_ptr + token * g_token, mask=in_k, other=0.0)
     raw_q = tl.load(q_ptr + token * q_token, mask=in_k, other=0.0)
     raw_v = tl.load(v_ptr + token * v_token, mask=in_v, other=0.0)
-    raw_beta = tl.load(beta_ptr + token * beta_token, mask=live, other=0.0)
+    raw_beta = tl.load(beta_ptr + token * beta_token, mask=live)
     return raw_k, raw_g, raw_q, raw_v, raw_beta
 
 
@@ -299,7 +299,7 @@ def _verify(
             raise ValueError("KDA verify needs all tensors on one device")
     if tokens == 0:
         return out
-    tiles, options = _tiling(key_dim, value_dim)
+    tiles, options = _tiling(key_dim, value_dim, rows * heads * value_dim >= _MANY)
     _verify_kernel[(tiles, rows, heads)](
         *inputs,
         state,
@@ -323,12 +323,17 @@ def _verify(
     return out
 
 
+_MANY = 96 * 32
+"""Value channels, over all rows and heads, from which larger tiles still fill a GPU."""
+
+
 @functools.cache
-def _tiling(key_dim: int, value_dim: int) -> tuple[int, dict[str, int]]:
+def _tiling(key_dim: int, value_dim: int, many: bool) -> tuple[int, dict[str, int]]:
     """Programs a head and the kernel's constants for these sizes."""
     block_k = triton.next_power_of_2(key_dim)
-    # One warp holds the state tile: 64 registers a lane at most, 16 x 128 for the usual head.
-    block_v = max(1, min(triton.next_power_of_2(value_dim), 2048 // block_k, 16))
+    # One warp holds the state tile: 32 x 128 for the usual head, or 16 where programs are few.
+    largest = 32 if many else 16
+    block_v = max(1, min(triton.next_power_of_2(value_dim), 128 * largest // block_k, largest))
     constants = {"K": key_dim, "V": value_dim, "BK": block_k, "BV": block_v, "NULL": NULL_BLOCK_ID}
     return triton.cdiv(value_dim, block_v), constants | {"num_warps": 1}
 
