@@ -43,8 +43,11 @@ def dumps(entry: CaseFile) -> bytes:
 
 
 def canonical(case: Case) -> bytes:
-    """The case's bytes with sorted keys and no blanks: equal cases give equal bytes."""
-    return msgspec.json.encode(case, order="deterministic")
+    """The case's bytes with sorted keys and no blanks: equal cases give equal bytes.
+
+    Fields are sorted too: a case keeps its id where a release declares them in another order.
+    """
+    return msgspec.json.encode(case, order="sorted")
 
 
 def loads(data: bytes, name: str = "case") -> CaseFile:

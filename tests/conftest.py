@@ -14,6 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from ci.campaign import default_palette
 from ci.executor import Executor
 from ci.failures import CORPORA, save
+from ci.known import LIST, Known, explained, read_known
 from ci.query import Offer, ask
 from ci.report import describe
 from impl.contract import Domain
@@ -93,8 +94,10 @@ def offer_of(name: str, device: str) -> Offer:
 class Subject:
     """One implementation on one device, and what a property test needs of it."""
 
-    def __init__(self, name: str, device: str, save_to: Path, time_box: float) -> None:
-        self.name, self.device = name, device
+    def __init__(
+        self, name: str, device: str, save_to: Path, time_box: float, known: tuple[Known, ...] = ()
+    ) -> None:
+        self.name, self.device, self.known = name, device, known
         self.offer = offer_of(name, device)
         self._save_to = save_to
         self._executor = Executor(name, device)
@@ -125,13 +128,28 @@ class Subject:
         while time.monotonic() < end:
             holds()
 
-    def require(self, case: Case) -> None:
-        """Judge a case; a failing one is saved and described with its replay line."""
-        verdict = self._executor.check(case)
+    def check(self, case: Case) -> Verdict:
+        """The verdict on a case, whatever it is."""
+        return self._executor.check(case)
+
+    def require(self, case: Case, *, excuse: bool = True) -> None:
+        """Judge a case; a failing one is saved and described with its replay line.
+
+        A known finding is no failure: in a search it is an event and the search goes on, in a
+        test of single cases it ends the test as an expected failure. Without ``excuse`` it is one.
+        """
+        verdict = self.check(case)
+        known = self.known if excuse else ()
+        finding = explained(known, self.name, self.offer.version, case, verdict)
         if hypothesis.currently_in_test_context():
-            hypothesis.target(min(verdict.ratio, 1e9), label="ratio")
             for name in buckets(case):
                 hypothesis.event(name)
+            if finding is not None:
+                hypothesis.event(f"known finding {finding.case}")
+                return
+            hypothesis.target(min(verdict.ratio, 1e9), label="ratio")
+        if finding is not None:
+            pytest.xfail(f"known finding {finding.describe()}")
         if not verdict.ok:
             found = {"implementation": self.name, "device": self.device}
             path = self._save(case, verdict, found)
@@ -175,7 +193,8 @@ def device(pytestconfig: pytest.Config) -> str:
 def subject(request: pytest.FixtureRequest, device: str) -> Iterator[Subject]:
     config = request.config
     time_box = 60.0 * NIGHTLY_MINUTES if config.getoption("--hypothesis-profile") == "nightly" else 0.0
-    made = Subject(request.param, device, config.getoption("--save-failures"), time_box)
+    known = read_known(config.getoption("--corpus") / LIST.name)
+    made = Subject(request.param, device, config.getoption("--save-failures"), time_box, known)
     if made.offer.error:
         pytest.fail(made.offer.error, pytrace=False)
     yield made

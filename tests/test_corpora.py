@@ -6,6 +6,7 @@ import pytest
 
 from ci.corpus import rules_broken
 from ci.failures import locate
+from ci.known import explained, named, stale
 from ci.replay import load
 from impl.contract import UnavailableError
 from oracle.codec import CaseError
@@ -25,8 +26,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_replay(subject: Subject, case_file: Path) -> None:
+    """A case passes; that of a known finding fails where its entry says so, and in that way."""
+    case = load(case_file).case
+    entry = named(subject.known, subject.name, subject.offer.version, case)
     try:
-        subject.require(load(case_file).case)
+        if entry is None:
+            subject.require(case)
+            return
+        verdict = subject.check(case)
+        assert not verdict.ok, stale(entry, subject.name, subject.offer.version)
+        if explained([entry], subject.name, subject.offer.version, case, verdict) is None:
+            subject.require(case, excuse=False)
     except UnavailableError as error:
         pytest.skip(f"needs an implementation that takes the case; found {error}")
 

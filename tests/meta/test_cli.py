@@ -212,7 +212,7 @@ import atexit, os
 print("loading", flush=True)
 os.write(1, b"\\xff" * 100000)
 atexit.register(print, "leaving")
-def domain(): return Implementation("sly", {}, domain=Domain(records=("diagonal",)))
+def domain(): return Implementation("sly", {"conv_update": print}, domain=Domain(records=("diagonal",)))
 def crash(): os.abort()
 """
 

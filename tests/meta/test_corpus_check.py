@@ -34,7 +34,10 @@ WIDE = Case(
     layouts={name: Layout(offset=1) for name in ("q", "k", "v")},
     relation=Relayout({name: Layout(offset=2) for name in CASE.call.tensors()}),
 )
-KNOWN = '[[known]]\nimplementation="a"\nversions="b"\noperation="c"\nstage="d"\ncause="e"\n'
+KNOWN = (
+    '[[known]]\nimplementation="a"\nversions=">=1"\noperation="verify"\nstage="plan"\n'
+    'bucket="records: row"\ncause="e"\n'
+)
 SPOILED: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "nothing": (lambda f: None, 0, "1 cases, 0 unusable, 0 against"),
     "another": (lambda f: saved(f, OTHER), 0, "2 cases"),
@@ -48,6 +51,11 @@ SPOILED: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "known in order": (lambda f: known(f, KNOWN + f'case="{case_id(CASE)}"'), 0, "0 unusable"),
     "known case absent": (lambda f: known(f, KNOWN + 'case="00000000"'), 2, "not in the corpus"),
     "known of a number": (lambda f: known(f, KNOWN + "case=[1]"), 2, "needs text in every field"),
+    "known of no bucket": (
+        lambda f: known(f, KNOWN.replace("row", "nine") + f'case="{case_id(CASE)}"'),
+        2,
+        "names bucket 'records: nine'",
+    ),
     "known without fields": (lambda f: known(f, "[[known]]\n"), 2, "needs the fields"),
     "known no list": (lambda f: known(f, "known = 3"), 2, "needs its entries as [[known]]"),
     "known misspelt": (lambda f: known(f, "[[knwon]]\n"), 2, "unknown table 'knwon'"),
