@@ -1,25 +1,26 @@
 """Serving a script of events: an engine that drives an implementation, held against the model.
 
-The engine does what an inference engine does around the kernels: it gives out slots (the
-smallest free one, so that they are used again at once), keeps block tables, copies a state
-into the block where a request goes on, and starts requests from cached boundaries. Memory is
+The engine does what an inference engine does around the kernels: it gives out slots and keeps
+block tables (``ci.slots``), copies a state into the block where a request goes on, and starts
+requests from cached boundaries. Memory is
 carried from call to call: every call is a case of its own whose inputs are what the last one
 left, and is judged by its operation's oracle, byte by byte. After every commit the states are
 also held against ``oracle.serving``, which has seen accepted tokens only.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
+from ci import steps
+from ci.slots import Running, Slots
+from ci.steps import Batch
 from impl.contract import Implementation
 from impl.devices.base import Device
 from impl.observe import observe
 from oracle.calls import AnyCall
 from oracle.calls.commit import Commit
-from oracle.calls.conv import ConvPrefill, ConvUpdate
 from oracle.calls.serve import WIDTH, Serve
 from oracle.calls.verify import Verify
 from oracle.case import Case
@@ -45,31 +46,6 @@ class _WrongError(Exception):
         self.problems = problems
 
 
-@dataclass
-class _Running:
-    """A request: its slots by block (0: none), those that end with it, and what the model knows of it."""
-
-    table: list[int]
-    model: Request
-    owned: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class _Cached:
-    """A block boundary that another request may start from."""
-
-    slot: int
-    model: Request
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Rows of one call: events of the script, and the request of each (0: padding)."""
-
-    events: tuple[int, ...]
-    requests: tuple[int, ...]
-
-
 def serve(case: Case, implementation: Implementation, device: Device) -> Verdict:
     """Run a case of serving whole; the verdict on the first call that went wrong, or on all."""
     assert isinstance(case.call, Serve)
@@ -87,9 +63,7 @@ class _Engine:
         self._case, self._call, self._implementation, self._device = case, call, implementation, device
         self._tokens = build(case).tensors
         self._ar = arithmetic(implementation.arithmetic, device.name)
-        self._running: dict[int, _Running] = {}
-        self._cached: list[_Cached] = []
-        self._free = list(range(1, call.pool))
+        self._slots = Slots(call.pool, call.block_size)
         self._step = 0
         self.ratios: dict[str, float] = {}
         self.path = ""
@@ -110,60 +84,16 @@ class _Engine:
             events = [i for i in range(call.rows) if call.steps[i] == step]
             by_kind = {kind: [i for i in events if call.kinds[i] == kind] for kind in call.kinds}
             for i in by_kind.get("finish", []):
-                self._finish(call.slots[i])
+                self._slots.finish(call.slots[i])
             for i in by_kind.get("cached", []):
-                self._start_cached(call.slots[i], call.accepted[i])
+                # The engine copies: the kernels write into the slot that they start from.
+                self._copy(*self._slots.start_cached(call.slots[i], call.accepted[i]))
             self._prefill(by_kind.get("prefill", []))
             self._decode(by_kind.get("plain", []), [], counted=False)
             self._decode(by_kind.get("decode", []), by_kind.get("pad", []), counted=True)
 
-    # Slots
-
-    def _take(self) -> int:
-        """The smallest free slot, at the cost of the oldest cached boundary if there is none; or 0."""
-        if not self._free and self._cached:
-            self._free.append(self._cached.pop(0).slot)
-        if not self._free:
-            return 0
-        slot = min(self._free)
-        self._free.remove(slot)
-        return slot
-
-    def _column(self, tokens: int) -> int:
-        """The block of a request's last token."""
-        return max(tokens - 1, 0) // self._call.block_size if self._call.block_size else 0
-
-    def _reach(self, running: _Running, tokens: int) -> bool:
-        """Have slots for the blocks up to ``tokens`` tokens, from the one in use on; whether there are."""
-        first = self._column(running.model.tokens)
-        for column in range(first, self._column(tokens) + 1):
-            running.table += [0] * (column + 1 - len(running.table))
-            if running.table[column] == 0:
-                running.table[column] = self._take()
-                if running.table[column] == 0:
-                    return False
-                running.owned.add(running.table[column])
-        return True
-
-    def _finish(self, request: int) -> None:
-        running = self._running.pop(request, None)
-        if running is not None:
-            self._free += sorted(running.owned)
-
-    def _start_cached(self, request: int, pick: int) -> None:
-        """Start from a cached boundary: the engine copies its slot, for the kernels write theirs."""
-        if not self._cached or request in self._running or request < 1:
-            return
-        entry = self._cached[pick % len(self._cached)]
-        self._cached.remove(entry)  # so that taking a slot cannot evict it
-        slot = self._take()
-        self._cached.append(entry)
-        if slot:
-            self._copy(entry.slot, slot)
-            table = [0] * self._column(entry.model.tokens) + [slot]
-            self._running[request] = _Running(table, entry.model, {slot})
-
     def _copy(self, source: int, target: int) -> None:
+        """Copy a slot, unless it is the same one or none."""
         for name in ("conv", "state"):
             self._memory[name][target] = self._memory[name][source]
 
@@ -178,44 +108,31 @@ class _Engine:
             request = call.slots[i]
             if not call.qlens[i] or request < 1 or request in [call.slots[j] for j in rows]:
                 continue
-            new = request not in self._running
-            running = self._running.get(request) or _Running([], self._fresh())
-            before = running.model.tokens
-            if not self._reach(running, before + call.qlens[i]):
-                self._free += sorted(running.owned) if new else []
+            running = self._slots.running.get(request)
+            new = running is None
+            running = running or Running([], self._fresh())
+            if not self._slots.reach(running, call.qlens[i]):
+                if new:
+                    self._slots.release(running)
                 continue
-            source, target = (running.table[self._column(n)] for n in (before, before + call.qlens[i]))
-            if not new and source != target:
-                self._copy(source, target)
-            self._running[request] = running
+            self._slots.running[request] = running
+            if not new:
+                self._copy(self._slots.slot(request), self._slots.slot(request, call.qlens[i]))
             rows.append(i)
             continued.append(not new)
         if not rows:
             return
-        slots = tuple(self._slot_after(i) for i in rows)
-        prefill = ConvPrefill(
-            pool=call.pool,
-            qlens=tuple(call.qlens[i] for i in rows),
-            slots=slots,
-            ids=tuple(range(len(rows))),
-            channels=call.channels,
-            state_len=call.state_len,
-            activation=call.activation,
-            conv=call.conv,
-            taps=call.taps,
-            most_tokens=call.chunk,
-            initial=tuple(continued),
-        )
+        slots = tuple(self._slots.slot(call.slots[i], call.qlens[i]) for i in rows)
         tensors = {
             "x": self._rows("x", rows),
             "weight": self._tokens["weight"],
             "conv_states": self._memory["conv"],
         }
-        after = self._call_judged(prefill, tensors)
+        after = self._call_judged(steps.prefill(call, rows, slots, continued), tensors)
         self._memory["conv"] = after["conv_states"]
         out, first = after["out"], 0
         for i, slot in zip(rows, slots, strict=True):
-            running = self._running[call.slots[i]]
+            running = self._slots.running[call.slots[i]]
             some = self._some(i, out[first : first + call.qlens[i]])
             first += call.qlens[i]
             model = running.model.advanced(some)
@@ -229,86 +146,37 @@ class _Engine:
         state = (call.heads, call.value_dim, call.key_dim)
         return started(state, (call.channels, WIDTH - 1), DTYPES[call.conv])
 
-    def _slot_after(self, event: int) -> int:
-        running = self._running[self._call.slots[event]]
-        return running.table[self._column(running.model.tokens + self._call.qlens[event])]
-
     def _decode(self, events: list[int], pads: list[int], *, counted: bool) -> None:
         """One step of decoding: update, verify, commit; then hold the states against the model."""
         call = self._call
         rows: list[int] = []
         for i in events:
             request = call.slots[i]
-            running = self._running.get(request)
+            running = self._slots.running.get(request)
             fits = len(rows) < call.capacity and request not in [call.slots[j] for j in rows]
-            if (
-                running
-                and fits
-                and call.qlens[i]
-                and self._reach(running, running.model.tokens + call.qlens[i])
-            ):
+            if running and fits and call.qlens[i] and self._slots.reach(running, call.qlens[i]):
                 rows.append(i)
         if not rows:
             return
         pads = pads[: call.capacity - len(rows)]
-        order = sorted((*rows, *pads))
-        batch = _Batch(tuple(order), tuple(call.slots[i] if i in rows else 0 for i in order))
-        slots = self._slots(batch)
-        convolved = self._update(batch, slots, counted=counted)
-        corrections = self._verify(batch, slots, convolved)
-        self._commit(batch, slots, convolved, corrections)
+        batch = steps.batch_of(call, rows, pads, self._slots)
+        convolved = self._update(batch, counted=counted)
+        corrections = self._verify(batch, convolved)
+        self._commit(batch, convolved, corrections)
 
-    def _slots(self, batch: _Batch) -> tuple[int, ...]:
-        """Every row's slot; an empty padding row repeats a live one, as captured graphs leave them."""
-        slots = []
-        for request in batch.requests:
-            if request:
-                running = self._running[request]
-                slots.append(running.table[self._column(running.model.tokens)])
-            else:
-                slots.append(0)
-        alias = next(slot for slot in slots if slot)
-        empty = [not self._call.qlens[i] for i in batch.events]
-        return tuple(alias if none else slot for slot, none in zip(slots, empty, strict=True))
-
-    def _update(self, batch: _Batch, slots: tuple[int, ...], *, counted: bool) -> Tensor:
-        call = self._call
-        update = ConvUpdate(
-            **self._batch_fields(batch, slots),
-            channels=call.channels,
-            state_len=call.state_len,
-            activation=call.activation,
-            conv=call.conv,
-            taps=call.taps,
-            window=call.window if counted else 1,
-            accepted=(1,) * len(slots) if counted else (),
-        )
+    def _update(self, batch: Batch, *, counted: bool) -> Tensor:
         tensors = {
             "x": self._rows("x", batch.events),
             "weight": self._tokens["weight"],
             "conv_state": self._memory["conv"],
         }
-        after = self._call_judged(update, tensors)
+        after = self._call_judged(steps.update(self._call, batch, counted=counted), tensors)
         self._memory["conv"] = after["conv_state"]
         return after["out"]
 
-    def _verify(self, batch: _Batch, slots: tuple[int, ...], convolved: Tensor) -> Cells:
+    def _verify(self, batch: Batch, convolved: Tensor) -> Cells:
         """Run verify on the convolved tokens; returns what is expected of its corrections."""
-        call = self._call
-        H, K = call.heads, call.key_dim
-        verify = Verify(
-            **self._batch_fields(batch, slots),
-            heads=H,
-            key_dim=K,
-            value_dim=call.value_dim,
-            window=call.window,
-            capacity=call.capacity if call.records == "row" else 0,
-            records=call.records,
-            activation=call.activation,
-            out=call.activation,
-            state=call.state,
-            lower_bound=call.lower_bound,
-        )
+        verify = steps.verify(self._call, batch)
         q, k, v = self._split(convolved)
         tensors = {
             "q": q,
@@ -328,7 +196,7 @@ class _Engine:
         return expected[0].cells["correction"]
 
     def _hold_outputs(
-        self, batch: _Batch, verify: Verify, convolved: Tensor, out: Tensor, cells: Cells
+        self, batch: Batch, verify: Verify, convolved: Tensor, out: Tensor, cells: Cells
     ) -> None:
         """Outputs of the window against plain decode steps of the model."""
         assert cells.bound is not None
@@ -336,52 +204,15 @@ class _Engine:
         for row, (i, request) in enumerate(zip(batch.events, batch.requests, strict=True)):
             if request:
                 place = slice(verify.starts[row], verify.starts[row + 1])
-                value[place], spread = self._running[request].model.outputs(self._some(i, convolved[place]))
+                value[place], spread = self._slots.running[request].model.outputs(
+                    self._some(i, convolved[place])
+                )
                 bound[place] += spread
         wanted = Expected({"out": replace(cells, value=value, bound=bound)})
         self._judge("served", wanted, Observation({"out": out}, {"out": out}), {})
 
-    def _commit(self, batch: _Batch, slots: tuple[int, ...], convolved: Tensor, corrections: Cells) -> None:
-        call = self._call
-        names = sorted(self._running)
-        spare = len(names)
-        requests = []
-        for request in batch.requests:
-            requests.append(names.index(request) if request else spare)
-            spare += not request
-        accepted = [call.window] * spare
-        for i, r in zip(batch.events, requests, strict=True):
-            accepted[r] = call.accepted[i] if call.kinds[i] != "plain" else 1
-        tables = [self._running[name].table for name in names]
-        width = max(map(len, tables)) + self._step % 2
-        padded = [tuple(table) + (0,) * (width - len(table)) for table in tables]
-        blocks: dict[str, Any] = {}
-        if call.block_size:
-            tokens = [self._running[name].model.tokens for name in names]
-            blocks = {
-                "block_size": call.block_size,
-                "computed": (*tokens, *[0] * (spare - len(names))),
-                "table": (*padded, *[(0,) * width] * (spare - len(names))),
-            }
-        commit = Commit(
-            **{**self._batch_fields(batch, slots), "tail": 0},
-            heads=call.heads,
-            key_dim=call.key_dim,
-            value_dim=call.value_dim,
-            window=call.window,
-            channels=call.channels,
-            state_len=call.state_len,
-            capacity=call.capacity,
-            accepted=tuple(accepted),
-            requests=tuple(requests),
-            records=call.records,
-            dim_first=call.dim_first,
-            activation=call.activation,
-            state=call.state,
-            conv=call.conv,
-            lower_bound=call.lower_bound,
-            **blocks,
-        )
+    def _commit(self, batch: Batch, convolved: Tensor, corrections: Cells) -> None:
+        commit = steps.commit(self._call, batch, self._slots, wide=self._step % 2 == 1)
         tensors = {place: self._memory[name] for name, place in PLACES.items()}
         tensors |= {"A_log.0": self._tokens["A_log"], "dt_bias.0": self._tokens["dt_bias"]}
         before = self._memory["state"]
@@ -391,7 +222,7 @@ class _Engine:
         self._hold_states(batch, commit, before, convolved, corrections)
 
     def _hold_states(
-        self, batch: _Batch, commit: Commit, before: Tensor, convolved: Tensor, corrections: Cells
+        self, batch: Batch, commit: Commit, before: Tensor, convolved: Tensor, corrections: Cells
     ) -> None:
         """Committed states and histories against the model, which moves on by the accepted tokens."""
         assert corrections.bound is not None
@@ -400,7 +231,7 @@ class _Engine:
         for row, request in enumerate(batch.requests):
             if not request:
                 continue
-            plan, running = commit.plan(row), self._running[request]
+            plan, running = commit.plan(row), self._slots.running[request]
             if not plan.writes:
                 ended.append(request)
                 continue
@@ -416,42 +247,15 @@ class _Engine:
                     wanted[slot] = base.advanced(part, added)
             running.model = wanted[plan.final]
             if plan.writes_boundary and plan.boundary != plan.final:
-                running.owned.discard(plan.boundary)
-                self._cached.append(_Cached(plan.boundary, wanted[plan.boundary]))
-        self._hold(wanted)
-        for request in ended:
-            self._finish(request)
-
-    def _hold(self, wanted: dict[int, Request]) -> None:
-        """Memory of these slots against what the model says it holds."""
-        state, conv = self._memory["state"], self._memory["conv"]
-        shape, rolled = state.shape, torch.zeros_like(conv)
-        value, bound = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
-        written = torch.zeros(shape, dtype=torch.bool)
-        columns = torch.zeros(conv.shape, dtype=torch.bool)
-        for slot, model in wanted.items():
-            written[slot], value[slot], bound[slot] = True, model.S, model.E[:, :, None]
-            columns[slot, :, : WIDTH - 1] = True
-            rolled[slot, :, : WIDTH - 1] = model.history
-        expected = Expected(
-            {
-                "state": Cells(written, value, bound, "fold"),
-                "conv_state": Cells(columns, rolled, None, "roll"),
-            }
-        )
-        tensors = {"state": state, "conv_state": conv}
+                self._slots.cache(request, plan.boundary, wanted[plan.boundary])
+        tensors = {"state": self._memory["state"], "conv_state": self._memory["conv"]}
         axes = {"state": ("slot", "head", "v", "k"), "conv_state": ("slot", "channel", "column")}
+        expected = steps.held(wanted, tensors["state"], tensors["conv_state"])
         self._judge("served", expected, Observation(tensors, tensors), axes)
+        for request in ended:
+            self._slots.finish(request)
 
     # Parts of a call
-
-    def _batch_fields(self, batch: _Batch, slots: tuple[int, ...]) -> dict[str, Any]:
-        return {
-            "pool": self._call.pool,
-            "qlens": tuple(self._call.qlens[i] for i in batch.events),
-            "slots": slots,
-            "ids": tuple(range(len(slots))),
-        }
 
     def _rows(self, name: str, events: tuple[int, ...] | list[int]) -> Tensor:
         """The events' tokens, one after the other."""

@@ -195,6 +195,8 @@ def test_from_the_command_to_the_replay(tmp_path: Path) -> None:
     kinds = {"segfaults": "crash: ", "hangs": "hang: ", "large": "output: "}
     names = ",".join(f"zoo_outside:{name}" for name in kinds)
     options = (
+        "--op",
+        "verify",
         "--examples",
         "60",
         "--seed",

@@ -1,11 +1,14 @@
 """Every value regime has the property that it is there for."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from oracle.calls.commit import Commit
+from oracle.calls.conv import ConvUpdate
 from oracle.calls.verify import Verify
 from oracle.case import Case
 from oracle.values import REGIMES, Stream, build
@@ -17,7 +20,31 @@ Property = Callable[[Array], None]
 
 
 def sample(name: str, regime: str) -> Array:
-    """A tensor's live elements as ``[head, token or value row, channel]`` in float64."""
+    """A table's values as ``[head, token or value row, channel]`` in float64."""
+    if name in ("x", "conv_state", "weight", "bias"):
+        return _of_a_convolution(name, regime)
+    if name in ("correction", "key_gate"):
+        return _of_a_commit(name, regime)
+    return _of_verify(name, regime)
+
+
+def _of_a_convolution(name: str, regime: str) -> Array:
+    fields: dict[str, Any] = {"pool": 2, "qlens": (TOKENS,), "slots": (1,), "ids": (0,), "bias": "float32"}
+    call = ConvUpdate(**fields, channels=256, state_len=8, window=TOKENS)
+    x = build(Case(call=call, regimes={name: regime}, seed=99)).tensors[name].double()
+    x = x[1] if name == "conv_state" else x
+    return np.asarray(x.reshape(1, x.shape[0], -1).numpy())
+
+
+def _of_a_commit(name: str, regime: str) -> Array:
+    fields: dict[str, Any] = {"pool": 2, "qlens": (TOKENS,), "slots": (1,), "ids": (0,), "capacity": 1}
+    dims = {"heads": HEADS, "key_dim": CHANNELS, "value_dim": CHANNELS, "window": TOKENS}
+    call = Commit(**fields, **dims, channels=1, state_len=TOKENS, accepted=(TOKENS,))
+    x = build(Case(call=call, regimes={name: regime}, seed=99)).tensors[f"{name}.0"].double()
+    return np.asarray(x[0].numpy())
+
+
+def _of_verify(name: str, regime: str) -> Array:
     call = Verify(
         heads=HEADS,
         key_dim=CHANNELS,
@@ -91,7 +118,7 @@ def one_hot(x: Array) -> None:
     assert ((x != 0).sum(-1) == 1).all()
     size = np.abs(x[x != 0])
     assert 0.25 <= size.min() < size.max() < 8.0
-    assert len(np.unique((x != 0).argmax(-1))) == CHANNELS
+    assert len(np.unique((x != 0).argmax(-1))) >= min(x.shape[-1], x[..., 0].size // 2)
 
 
 def alternating(x: Array) -> None:
@@ -129,6 +156,15 @@ def thresholds(x: Array) -> None:
     assert len(seen) <= 16
 
 
+def among(*values: float) -> Property:
+    wanted = {float(np.float32(value)) for value in values}
+
+    def check(x: Array) -> None:
+        assert set(np.unique(x)) == wanted
+
+    return check
+
+
 def half(x: Array) -> None:
     assert (x == 0.5).all()
 
@@ -141,6 +177,26 @@ KEYS: dict[str, Property] = {
     "one_hot": one_hot,
     "binades": binades(-20, 10),
     "extreme": binades(-126, 60),
+    "specials": specials,
+}
+STATES: dict[str, Property] = {
+    "normal": normal(1.0),
+    "zero": zero,
+    "one_hot": one_hot,
+    "ties": ties,
+    "binades": binades(-20, 10),
+    "large": normal(2.0**20),
+    "specials": specials,
+}
+ACTIVATIONS: dict[str, Property] = {
+    "normal": normal(1.0),
+    "zero": zero,
+    "ties": ties,
+    "near_one": among(1.0078125, -1.0078125, 1.0, 0.9921875),
+    "saturated": among(-104.0, -100.0, -88.75, -88.0, -87.25, -20.0, 20.0, 88.0, 100.0),
+    "one_hot": one_hot,
+    "binades": binades(-20, 10),
+    "extreme": binades(-126, 100),
     "specials": specials,
 }
 PROPERTIES: dict[str, dict[str, Property]] = {
@@ -172,15 +228,22 @@ PROPERTIES: dict[str, dict[str, Property]] = {
     },
     "A_log": {"normal": normal(0.5), "zero": zero, "spread": between(-4.0, 3.0)},
     "dt_bias": {"normal": normal(1.0), "zero": zero, "spread": between(-6.0, 6.0)},
-    "state": {
-        "normal": normal(1.0),
+    "state": STATES,
+    "correction": STATES,
+    "key_gate": KEYS | {"fast": between(4.0, 40.0), "thresholds": thresholds},
+    "x": ACTIVATIONS,
+    "conv_state": ACTIVATIONS,
+    "weight": {
+        "normal": normal(0.5),
         "zero": zero,
-        "one_hot": one_hot,
         "ties": ties,
+        "near_one": among(1.0078125, -1.0078125, 1.0, -1.015625, 0.99609375),
+        "one_hot": one_hot,
         "binades": binades(-20, 10),
-        "large": normal(2.0**20),
+        "extreme": binades(-126, 60),
         "specials": specials,
     },
+    "bias": {"normal": normal(1.0), "zero": zero, "near_one": among(-1.015625, 1.0), "specials": specials},
 }
 ALL = [(name, regime) for name, table in REGIMES.items() for regime in table]
 

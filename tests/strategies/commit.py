@@ -10,7 +10,7 @@ from oracle.calls.commit import Commit
 from oracle.case import Case
 from tests.strategies.assembly import cases_of
 from tests.strategies.rows import Rows, rows
-from tests.strategies.values import COMMIT_THEMES
+from tests.strategies.values import commit_themes
 from tests.strategies.variants import (
     ACTIVATIONS,
     BOUNDS,
@@ -82,7 +82,7 @@ def commit_cases(
 
     Accepted counts run from -1 to past the window, requests are permuted and more than rows,
     computed tokens lie around multiples of the block size; source, final and boundary slots
-    coincide in every allowed way, and the table's other columns hold live slots. Shrinks
+    coincide in every allowed way, and the table's columns that do not matter hold live slots. Shrinks
     towards one row of one token in plain mode.
     """
     variant = draw(variants(make_commit, domain, palette))
@@ -92,14 +92,16 @@ def commit_cases(
     if large:
         fields["layers"] = min(fields["layers"], 2)
     heads = draw(st.sampled_from((1, 2) if large else variant.heads))
-    batch = draw(rows(window=fields["window"], max_rows=3 if large else 5, padding=False))
+    window = fields["window"]
+    # A row of two tokens or more is what can cross a block's end.
+    lengths = st.one_of(st.integers(0, window), st.integers(min(window, 2), window))
+    batch = draw(rows(window=window, max_rows=3 if large else 5, lengths=lengths, padding=False))
     count = len(batch.qlens)
     requests = tuple(range(count))
     if mapped and count:
         among = draw(st.permutations(range(count + draw(st.integers(0, 2)))))
         requests = tuple(among[:count])
     total = max((count, *(r + 1 for r in requests)))
-    window = fields["window"]
     counts = st.one_of(st.integers(1, window), st.sampled_from((window, window + 1, window, 1, 0, -1)))
     accepted = tuple(draw(counts) for _ in range(total))
     blocks = Blocks(pool=batch.pool)
@@ -119,7 +121,8 @@ def commit_cases(
         computed=blocks.computed,
         table=blocks.table,
     )
-    return draw(cases_of(call, variant=variant, domain=domain, themes=COMMIT_THEMES, relations=relations))
+    themes = commit_themes(bounded=call.lower_bound is not None)
+    return draw(cases_of(call, variant=variant, domain=domain, themes=themes, relations=relations))
 
 
 @st.composite
@@ -128,11 +131,11 @@ def _blocks(
 ) -> Blocks:
     """Computed tokens around block boundaries, and a table whose columns may be any slot that is free."""
     size = window + draw(st.sampled_from((0, 0, 1, 2, window, 13)))
-    near = st.builds(lambda k, d: max(0, k * size + d), st.integers(1, 3), st.integers(-window - 1, 1))
-    computed = tuple(draw(st.one_of(near, near, near, st.integers(0, 2 * size))) for _ in accepted)
+    folded = {r: min(max(accepted[r], 0), batch.qlens[row]) for row, r in enumerate(requests)}
+    computed = tuple(draw(_computed(size, window, folded.get(r, 0))) for r in range(len(accepted)))
     columns = {}
     for row, r in enumerate(requests):
-        n = min(max(accepted[r], 0), batch.qlens[row], window)
+        n = folded[r]
         if n > 0:
             end = (computed[r] // size + 1) * size
             boundary = end // size - 1 if computed[r] + n >= end else None
@@ -140,22 +143,36 @@ def _blocks(
     # The boundary's column must be there; the final one may be clamped, unless that makes them one.
     needed = max((1, *(b + 1 if f == b else f + 1 for f, b in columns.values() if b is not None)))
     width = max(
-        needed, max((1, *(f + 1 for f, _ in columns.values()))) + draw(st.sampled_from((0, 0, 1, -1, -2)))
+        needed, max((1, *(f + 1 for f, _ in columns.values()))) + draw(st.sampled_from((0, 1, -1, -1, -2)))
     )
     fresh, table = batch.pool, []
     others = st.one_of(st.integers(1, batch.pool - 1), st.integers(-1, batch.pool - 1))
     for _ in accepted:
         table.append([draw(others) for _ in range(width)])
     for row, (final, boundary) in columns.items():
-        r = requests[row]
-        mine = {batch.slots[row]} if batch.slots[row] > 0 else set()
-        for column in dict.fromkeys((min(final, width - 1), boundary)):
-            if column is None:
+        # Columns that nothing is written to keep any slot: a null row's, a boundary's without a final slot.
+        if batch.slots[row] <= 0:
+            continue
+        r, own, last = requests[row], [batch.slots[row]], min(final, width - 1)
+        for column in dict.fromkeys((last, boundary)):
+            if column is None or (column != last and table[r][last] <= 0):
                 continue
-            kind = draw(st.sampled_from(("own", "fresh", "fresh", "null", "pad")))
+            kind = draw(st.sampled_from(("own", "fresh", "fresh", "own", "fresh", "null", "pad")))
             slot = {"null": 0, "pad": -1}.get(kind, fresh)
-            if kind == "own" and mine:
-                slot = mine.pop()
+            if kind == "own" and own:
+                slot = own.pop()
             fresh += slot == fresh
             table[r][column] = slot
     return Blocks(size, computed, tuple(map(tuple, table)), fresh)
+
+
+@st.composite
+def _computed(draw: st.DrawFn, size: int, window: int, n: int) -> int:
+    """Computed tokens of a request that folds n more: most often these pass or reach the end of a block."""
+    kind = draw(st.sampled_from(("pass", "reach", "pass", "near", "any")))
+    if kind == "any":
+        return draw(st.integers(0, 2 * size))
+    end = draw(st.integers(1, 3)) * size
+    if kind == "near":
+        return max(0, end + draw(st.integers(-window - 1, 1)))
+    return end - draw(st.integers(1, max(1, n - 1 if kind == "pass" else n)))

@@ -237,8 +237,9 @@ def same_binary(
 ) -> dict[str, Layout]:
     """Other layouts that no compiler can tell from ``layouts_``; tensors in pages stay where they are.
 
-    Every stride and offset moves by a multiple of 16 elements, and a stride of one stays
-    one. Shrinks towards the layouts given.
+    Every stride and offset moves by a multiple of 16 elements, a stride of one stays one, and
+    what is dense inside stays so: kernels have paths of their own for that, and two paths may
+    differ in the last bit. Shrinks towards the layouts given.
     """
     result = dict(layouts_)
     paged = {name for page in pages for name in page.members}
@@ -250,7 +251,8 @@ def same_binary(
             continue
         steps, ndim = strides(spec, old), len(spec.shape)
         gaps = list(old.gaps or (0,) * ndim)
-        inner = spec.strided == "any" and name not in tied
+        dense = not any(old.gaps[1:]) and old.order in ((), tuple(range(ndim)))
+        inner = spec.strided == "any" and name not in tied and not dense
         outermost = old.order[:1] in ((), (0,))
         for dim in range(ndim if inner else 1 if outermost else 0):
             if steps[dim] != 1:

@@ -30,12 +30,12 @@ def rows(
     """Batches of 0 to ``max_rows`` rows of 0 to ``window`` tokens, slots anywhere in a pool.
 
     Live rows have distinct slots. A row may be null (slot 0, or -1 if ``pads``) whatever its
-    length, and an empty row may carry its neighbour's slot, as CUDA-graph padding does. The
+    length, and an empty row often carries its neighbour's slot, as CUDA-graph padding does. The
     last slot of the pool is used often: an index of -1 would wrap to it. ``lengths`` draws
     other lengths; ``padding`` allows tokens after the last row. Shrinks towards one short row
     in slot 1, by dropping whole rows.
     """
-    kinds = ("own", "own", "own", "own", "null", "pad" if pads else "null", "neighbour")
+    kinds = ("own",) * 3 + ("null", "pad" if pads else "null") + ("neighbour",) * 3
     row = st.tuples(
         lengths if lengths is not None else st.integers(0, window),
         st.integers(1, max_rows + 3),

@@ -31,6 +31,8 @@ THEMES: tuple[dict[str, str], ...] = (
 COMMIT_THEMES: tuple[dict[str, str], ...] = (
     {},
     {"key_gate": "thresholds", "A_log": "spread"},
+    # The decay alone: nothing else rounds.
+    {"key_gate": "thresholds", "A_log": "spread", "dt_bias": "zero", "correction": "zero"},
     {"key_gate": "fast", "dt_bias": "spread"},
     {"key_gate": "tiny"},
     {"correction": "one_hot", "state": "zero", "key_gate": "one_hot"},
@@ -55,6 +57,11 @@ _UNBOUNDED = THEMES[:1] * 3 + THEMES + THEMES[1:4] * 3
 def verify_themes(*, bounded: bool) -> tuple[dict[str, str], ...]:
     """Themes of verify; an unbounded gate gets those about gates more often."""
     return _BOUNDED if bounded else _UNBOUNDED
+
+
+def commit_themes(*, bounded: bool) -> tuple[dict[str, str], ...]:
+    """Themes of commit; an unbounded gate gets those about softplus as often as all others."""
+    return COMMIT_THEMES if bounded else COMMIT_THEMES + COMMIT_THEMES[1:3] * 4
 
 
 @st.composite
