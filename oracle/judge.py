@@ -146,7 +146,7 @@ def excess(value: Tensor, observed: Tensor, via: torch.dtype | None = None) -> T
     seen = observed.double()
     low, high = _preimage(observed)
     if via in NARROW and via != observed.dtype:
-        low, high = _preimage_of_both(low, high, via)
+        low, high = _preimage_of_both(low, high, observed, via)
     distance = torch.maximum(low - value, value - high).clamp(min=0.0)
     distance = torch.where(low > high, torch.full_like(distance, math.inf), distance)
     return torch.where(seen.isnan(), torch.full_like(distance, math.nan), distance)
@@ -180,19 +180,21 @@ def _preimage(x: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _preimage_of_both(low: Tensor, high: Tensor, via: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The reals that round, in dtype ``via``, to a number between ``low`` and ``high``; may be none."""
+def _preimage_of_both(low: Tensor, high: Tensor, observed: Tensor, via: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The reals that round, in dtype ``via``, to a number that rounds to ``observed``; may be none.
+
+    Those numbers lie between ``low`` and ``high``; at a tie the ends themselves may round away.
+    """
     least, most = low.to(via), high.to(via)
-    up = (least.double() < low) & ~least.isinf()
-    down = (most.double() > high) & ~most.isinf()
+    seen = observed.double()
+    up = (least.double() < low) | (least.to(observed.dtype).double() != seen)
+    down = (most.double() > high) | (most.to(observed.dtype).double() != seen)
     first, last = _ordered(least) + up.int(), _ordered(most) - down.int()
-    # An infinite end stays so: nothing lies beyond it.
     first_low = _preimage(_encoded(first, via))[0]
     last_high = _preimage(_encoded(last, via))[1]
     none = first > last
-    return torch.where(none, torch.ones_like(low), first_low), torch.where(
-        none, -torch.ones_like(low), last_high
-    )
+    ones = torch.ones_like(low)
+    return torch.where(none, ones, first_low), torch.where(none, -ones, last_high)
 
 
 def _encoded(code: Tensor, dtype: torch.dtype) -> Tensor:

@@ -314,10 +314,22 @@ class Commit(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="c
             yield {"window": window, "state_len": self.history + window - 1}
         yield {"state_len": self.window}
         if self.block_size:
-            yield {"block_size": self.window}
+            yield from self._smaller_blocks()
             yield {"block_size": self.block_size - 1}
             yield {"table": tuple(columns[:-1] for columns in self.table)}
         yield {"dim_first": True}
+
+    def _smaller_blocks(self) -> Iterator[dict[str, Any]]:
+        """Smaller blocks, every request in its first one, as far from its end as before."""
+        for size in sorted({self.window, self.block_size - 1}):
+            left = [self.block_size - nc % self.block_size for nc in self.computed]
+            first = [nc // self.block_size for nc in self.computed]
+            yield {
+                "block_size": size,
+                "computed": tuple(max(0, size - tokens) for tokens in left),
+                "table": tuple((*t, 0, 0)[c : c + 2] for t, c in zip(self.table, first, strict=True)),
+            }
+        yield {"block_size": self.window}
 
     def size(self) -> tuple[int, ...]:
         """Block mode, requests, counts, window, columns of conv rows and tables."""

@@ -221,11 +221,23 @@ class ConvUpdate(_Conv, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     def smaller(self) -> Iterator[dict[str, Any]]:
         """The family's, and a smaller window, counts of one."""
         yield from super().smaller()
+        if self.form != "varlen":
+            yield from self._shorter_rows()
         for window in sorted({max(self.qlens, default=1), self.window - 1} - {0, self.window}):
             yield {"window": window}
         for i, count in enumerate(self.accepted):
             if count > 1:
                 yield {"accepted": (*self.accepted[:i], 1, *self.accepted[i + 1 :])}
+
+    def _shorter_rows(self) -> Iterator[dict[str, Any]]:
+        """Fewer tokens in every row: without query_start_loc all have the window's."""
+        for window in sorted({1, self.window // 2, self.window - 1} - {0, self.window}):
+            yield {
+                "window": window,
+                "qlens": (window,) * self.rows,
+                "accepted": tuple(min(count, window) for count in self.accepted),
+                "hostile": tuple(min(token, window) for token in self.hostile),
+            }
 
     def size(self) -> tuple[int, ...]:
         """The family's, window, counts."""

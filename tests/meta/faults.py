@@ -23,6 +23,8 @@ class Fault:
     heads: int = 1
     tokens: int = 2
     beyond: str = ""
+    module: str = "verify"
+    operation: str = "verify"
 
 
 def plant(source: str, fault: Fault) -> str:
@@ -41,30 +43,24 @@ _INDENT = "\n        "
 _LOOP = "    for t in range(count):\n        token"
 _ZEROS = "        for t in range(count):\n            tl.store"
 _KEY = "raw_k = tl.load(k_ptr + token * k_token, mask=in_k, other=0.0)"
-_STORE_STATE = (
-    "tl.store(state_ptr + slot * state_slot + head * state_head + tile, state, "
-    "mask=in_v[:, None] & in_k[None, :])"
-)
+_STORE_STATE = "tl.store(tile, state, mask=in_v[:, None] & in_k[None, :])"
+_INPUTS = "raw_k, raw_g, raw_q, raw_v, raw_beta = ahead"
 
 MASKS = (
     Fault("state_mask_without_k", (11, 25), "mask=in_v[:, None] & in_k[None, :]", "mask=in_v[:, None]"),
     Fault("state_mask_without_v", (25,), "mask=in_v[:, None] & in_k[None, :]", "mask=in_k[None, :]"),
-    Fault("key_unmasked", (25,), "k_ptr + token * k_token, mask=in_k, other=0.0", "k_ptr + token * k_token"),
-    Fault(
-        "query_unmasked", (25,), "q_ptr + token * q_token, mask=in_k, other=0.0", "q_ptr + token * q_token"
-    ),
-    Fault("gate_unmasked", (25,), "g_ptr + token * g_token, mask=in_k, other=0.0", "g_ptr + token * g_token"),
-    Fault(
-        "value_unmasked", (25,), "v_ptr + token * v_token, mask=in_v, other=0.0", "v_ptr + token * v_token"
-    ),
+    Fault("key_unmasked", (25,), "token * k_token, mask=in_k, other", "token * k_token, mask=live, other"),
+    Fault("query_unmasked", (25,), "token * q_token, mask=in_k, other", "token * q_token, mask=live, other"),
+    Fault("gate_unmasked", (25,), "token * g_token, mask=in_k, other", "token * g_token, mask=live, other"),
+    Fault("value_unmasked", (25,), "token * v_token, mask=in_v, other", "token * v_token, mask=live, other"),
     Fault(
         "bias_unmasked", (25,), "bias_ptr + head * K + ks, mask=in_k, other=0.0", "bias_ptr + head * K + ks"
     ),
     Fault(
         "key_masked_by_multiplication",
         (5,),
-        "raw_k = tl.load(k_ptr + token * k_token, mask=in_k, other=0.0)",
-        "raw_k = tl.load(k_ptr + token * k_token)\n        raw_k *= in_k.to(raw_k.dtype)",
+        _KEY,
+        _KEY.replace("in_k", "live") + "\n    raw_k *= in_k.to(raw_k.dtype)",
     ),
     Fault(
         "output_unmasked",
@@ -83,15 +79,21 @@ MASKS = (
 )
 
 ROWS = (
-    Fault("one_token_too_many", (25, 27), _LOOP, _LOOP.replace("count", "count + 1")),
-    Fault("first_token_skipped", (25,), _LOOP, _LOOP.replace("range(", "range(1, ")),
+    Fault("one_token_too_many", (25, 27), _LOOP, "    count += 1\n" + _LOOP),
+    Fault(
+        "first_token_skipped",
+        (25,),
+        _LOOP,
+        "    ahead = _load_token(*inputs, first + 1, in_k, in_v, 1 < count)\n"
+        + _LOOP.replace("range(", "range(1, "),
+    ),
     Fault("last_token_skipped", (25,), _LOOP, _LOOP.replace("count", "count - 1")),
     Fault("window_always_full", (2, 25, 27), "tl.minimum(count, window)", "window + 0 * count"),
     Fault(
         "key_read_one_token_ahead",
         (25,),
         _KEY,
-        _KEY + _INDENT + "raw_k += 0.0 * tl.load(k_ptr + (token + 1) * k_token, mask=in_k, other=0.0)",
+        _KEY + "\n    raw_k += 0.0 * tl.load(k_ptr + (token + 1) * k_token, mask=in_k, other=0.0)",
     ),
     Fault(
         "empty_row_writes_a_token",
@@ -115,8 +117,8 @@ ROWS = (
     Fault(
         "padding_zeroed",
         (8, 27),
-        "    if q.shape[1] == 0:\n        return out\n",
-        "    if q.shape[1] == 0:\n        return out\n    out[:, int(starts[-1]) :] = 0.0\n",
+        "    if tokens == 0:\n        return out\n",
+        "    if tokens == 0:\n        return out\n    out[:, int(starts[-1]) :] = 0.0\n",
     ),
     Fault(
         "caller_output_ignored", (8,), "torch.empty_like(v) if out is None else out", "torch.empty_like(v)"
@@ -128,8 +130,8 @@ ROWS = (
     Fault(
         "last_tokens_beta",
         (23,),
-        "beta_ptr + token * beta_token",
-        "beta_ptr + (first + count - 1) * beta_token",
+        _INPUTS,
+        _INPUTS + _INDENT + "raw_beta = tl.load(beta_ptr + head + (first + count - 1) * beta_token)",
     ),
     Fault(
         "record_tail_zeroed",
@@ -182,8 +184,8 @@ GATES = (
     Fault(
         "beta_not_squashed",
         (6,),
-        "tl.sigmoid(tl.load(beta_ptr + token * beta_token).to(tl.float32))",
-        "tl.load(beta_ptr + token * beta_token).to(tl.float32)",
+        "tl.sigmoid(raw_beta.to(tl.float32))",
+        "raw_beta.to(tl.float32)",
     ),
 )
 

@@ -175,6 +175,8 @@ def tiny_cases(draw: st.DrawFn) -> Case:
     )
     names = [name for name in FINITE if name in call.tensors()]
     regimes = {name: draw(st.sampled_from(FINITE[name])) for name in names if draw(st.booleans())}
+    if call.activation == "float16":  # which has no room for them: infinities
+        regimes = {name: regime for name, regime in regimes.items() if regime != "extreme"}
     return Case(call=call, regimes=regimes, seed=draw(st.integers(0, 2**32)))
 
 

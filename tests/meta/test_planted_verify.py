@@ -8,7 +8,7 @@ import pytest
 
 from tests.meta.calls import verify_of
 from tests.meta.faults import FAULTS, Fault, plant
-from tests.meta.planted import EXAMPLES, SOURCE, Bench, search, seed_of
+from tests.meta.planted import EXAMPLES, Bench, search, seed_of, source_of
 
 SEARCHED = [fault for fault in FAULTS.values() if not fault.beyond]
 SHRUNK = (
@@ -75,7 +75,7 @@ def test_table_covers_every_class_that_verify_can_show() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
 def test_every_edit_matches_once_and_compiles(fault: Fault) -> None:
-    compile(plant(SOURCE.read_text(), fault), fault.name, "exec")
+    compile(plant(source_of(fault), fault), fault.name, "exec")
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,6 @@ def test_every_edit_matches_once_and_compiles(fault: Fault) -> None:
     ids=["nowhere", "several times", "no change"],
 )
 def test_edit_that_does_not_match_once_is_an_error(old: str, new: str, found: int) -> None:
+    stale = Fault("stale", (25,), old, new)
     with pytest.raises(ValueError, match=f"must match exactly once and change the text; found {found}"):
-        plant(SOURCE.read_text(), Fault("stale", (25,), old, new))
+        plant(source_of(stale), stale)

@@ -38,8 +38,8 @@ def _of_a_convolution(name: str, regime: str) -> Array:
 
 def _of_a_commit(name: str, regime: str) -> Array:
     fields: dict[str, Any] = {"pool": 2, "qlens": (TOKENS,), "slots": (1,), "ids": (0,), "capacity": 1}
-    dims = {"heads": HEADS, "key_dim": CHANNELS, "value_dim": CHANNELS, "window": TOKENS}
-    call = Commit(**fields, **dims, channels=1, state_len=TOKENS, accepted=(TOKENS,))
+    fields |= {"heads": HEADS, "key_dim": CHANNELS, "value_dim": CHANNELS, "window": TOKENS}
+    call = Commit(**fields, channels=1, state_len=TOKENS, accepted=(TOKENS,))
     x = build(Case(call=call, regimes={name: regime}, seed=99)).tensors[f"{name}.0"].double()
     return np.asarray(x[0].numpy())
 
