@@ -10,6 +10,7 @@ by ``measure``: the result depends on the case and the implementation alone, and
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +25,8 @@ SEEDS = 12
 """Other seeds to try where dropping heads changes the values, so that the fault may need other ones."""
 
 
+FEW_ROWS = 8
+"""Batches up to this many rows are tried row by row; larger ones in parts first."""
 CALLS, SECONDS = 200, 30.0
 """Judgements and time that one minimisation may take."""
 
@@ -96,10 +99,8 @@ def candidates(case: Case) -> Iterator[Case]:
 
 def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
     call = case.call
-    for i in range(call.rows):
-        yield lambda i=i: _only_rows(case, [i])  # type: ignore[misc]
-    for i in range(call.rows):
-        yield lambda i=i: _only_rows(case, [j for j in range(call.rows) if j != i])  # type: ignore[misc]
+    for rows in _fewer_rows(call.rows):
+        yield lambda rows=rows: _only_rows(case, rows)  # type: ignore[misc]
     for name in call.shrinkable:
         size = getattr(call, name)
         for smaller in sorted({1, size // 2, size - 1} - {0, size}):
@@ -125,6 +126,22 @@ def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
     yield lambda: _kept(case, call.compact())
     yield lambda: replace(case, seed=0)
     yield lambda: replace(case, poison="nan")
+
+
+def _fewer_rows(count: int) -> Iterator[list[int]]:
+    """Rows to keep: of many, all but ever smaller parts; of a few, each alone and all but each."""
+    rows = list(range(count))
+    parts = 2
+    while count > FEW_ROWS and parts <= count:
+        edges = [count * i // parts for i in range(parts + 1)]
+        if parts == 2:
+            yield from (rows[a:b] for a, b in pairwise(edges))
+        else:
+            yield from (rows[:a] + rows[b:] for a, b in pairwise(edges))
+        parts *= 2
+    if count <= FEW_ROWS:
+        yield from ([i] for i in rows)
+        yield from ([j for j in rows if j != i] for i in rows)
 
 
 def _without(entries: dict[str, T], name: str) -> dict[str, T]:

@@ -8,6 +8,7 @@ judge, everything between them here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -21,8 +22,9 @@ from oracle.values import Values
 RED_ZONE = 256
 """Bytes of poison at either unfenced end of a segment, and the alignment of offset 0."""
 _IMAGE_ALIGN = 4096
-POISONS = {"nan": 0x7FF9, "huge": 0x7B7B}
-"""16-bit patterns; repeated they are a quiet NaN, or finite and huge, in bf16, fp16, fp32 and fp64."""
+POISONS = {"nan": (0x7FF8, 0x7), "huge": (0x7B00, 0x7F)}
+"""16-bit patterns and the bits of them that vary from place to place, so that dead bytes copied onto
+dead bytes show. They are quiet NaNs, or finite and huge, in bf16, fp16, fp32 and fp64 alike."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,29 @@ def _place_page(
         places[name] = Place(spec, len(segments) - 1, base + start, (pitch // spec.itemsize, *steps[1:]))
 
 
+_PERIOD = 65521
+"""A prime: no stride of a tensor is a multiple of it."""
+
+
+@cache
+def _pattern(kind: str) -> np.ndarray:
+    base, varying = POISONS[kind]
+    scattered = np.arange(_PERIOD, dtype=np.uint64) * np.uint64(2654435761) >> np.uint64(11)
+    return (base | (scattered & np.uint64(varying))).astype(np.uint16)
+
+
+def poison(kind: str, size: int) -> np.ndarray:
+    """``size`` bytes of poison, a new array."""
+    return np.resize(_pattern(kind), (size + 1) // 2).view(np.uint8)[:size]
+
+
 class Arena:
     """One case's image, its copy on a device, and the comparison afterwards."""
 
     def __init__(self, case: Case, values: Values, device: Device) -> None:
         self.plan = plan(case)
         self._device = device
-        self.before = np.full((self.plan.size + 1) // 2, POISONS[case.poison], np.uint16).view(np.uint8)
-        self.before = self.before[: self.plan.size]
+        self.before = poison(case.poison, self.plan.size)
         for name, tensor in values.tensors.items():
             place = self.plan.places[name]
             if place.spec.index:

@@ -125,6 +125,8 @@ def call_packed(call: PackedConv, views: Views, function: Function, _: Implement
             activation="silu" if call.silu else None,
         )
         _require_new("packed_causal_conv1d_fn", result, views["x"].dtype)
+        if not result.is_contiguous():
+            raise ValueError("packed_causal_conv1d_fn returns dense planes; it returned strided ones")
         return {"out": result}
 
     return run

@@ -67,10 +67,11 @@ class CpuMemory:
             image[segment.start : segment.start + segment.size] = mapping.bytes[-segment.size :]
 
     def view(self, segment: int, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor over the mapping's own bytes."""
+        """A tensor over the mapping's own bytes; its storage is the whole mapping, as on a GPU."""
         mapping = self._mappings[segment]
         first = len(mapping.bytes) - self._segments[segment].size + offset
-        return torch.frombuffer(mapping.buffer, dtype=dtype, offset=first, count=count)
+        whole = torch.frombuffer(mapping.buffer, dtype=torch.uint8)
+        return whole[first : first + count * dtype.itemsize].view(dtype)
 
 
 class CpuDevice:

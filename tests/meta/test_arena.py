@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from impl.arena import POISONS, RED_ZONE, Arena
+from impl.arena import POISONS, RED_ZONE, Arena, poison
 from impl.contract import Domain
 from impl.devices.base import Segment, T
 from oracle.calls.verify import Verify
@@ -121,25 +121,25 @@ def test_no_two_elements_share_a_byte_and_all_others_are_poison(case: Case) -> N
     hulls = [np.zeros(len(part), bool) for part in memory.parts]
     for name, view in arena.views().items():
         if view.numel():
-            segment, offsets = image_of(view, memory)
+            index, offsets = image_of(view, memory)
             for byte in range(view.itemsize):
-                np.add.at(counts[segment], offsets.flatten() + byte, 1)
+                np.add.at(counts[index], offsets.flatten() + byte, 1)
             if case.call.tensors()[name].index:
-                hulls[segment][offsets.min() : offsets.max() + view.itemsize] = True
-    poison = np.array([POISONS[case.poison]], np.uint16).view(np.uint8)
-    for count, hull, part in zip(counts, hulls, memory.parts, strict=True):
+                hulls[index][offsets.min() : offsets.max() + view.itemsize] = True
+    empty = poison(case.poison, arena.plan.size)
+    for count, hull, part, segment in zip(counts, hulls, memory.parts, memory.segments, strict=True):
         assert count.max(initial=0) <= 1
         dead = (count == 0) & ~hull
-        assert (part.numpy()[dead] == np.resize(poison, len(part))[dead]).all()
+        assert (part.numpy()[dead] == empty[segment.start : segment.start + segment.size][dead]).all()
 
 
 @given(CASES)
 def test_inputs_arrive_bit_for_bit_and_dead_cells_are_poison(case: Case) -> None:
     arena, _ = opened(case)
     values, views = build(case), arena.views()
-    poison = torch.tensor([POISONS[case.poison]] * 4, dtype=torch.int32).to(torch.int16)
+    empty = arena.dense(poison(case.poison, arena.plan.size))
     for name, view in views.items():
-        wanted = poison.view(view.dtype)[0].expand(view.shape).clone()
+        wanted = empty[name]
         if name in values.tensors:
             mask = values.filled[name]
             wanted[mask] = values.tensors[name][mask]
@@ -154,13 +154,19 @@ def test_inputs_arrive_bit_for_bit_and_dead_cells_are_poison(case: Case) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_poisons_are_nan_and_huge_in_every_dtype(dtype: torch.dtype) -> None:
-    raw = {
-        name: torch.tensor([code] * 4, dtype=torch.int32).to(torch.int16) for name, code in POISONS.items()
-    }
-    assert bool(raw["nan"].view(dtype).isnan().all())
-    huge = raw["huge"].view(dtype)
-    assert bool(huge.isfinite().all())
-    assert float(huge[0]) > torch.finfo(dtype).max ** 0.9
+    raw = {kind: torch.from_numpy(poison(kind, 1 << 14)).view(dtype) for kind in POISONS}
+    assert bool(raw["nan"].isnan().all())
+    assert bool(raw["huge"].isfinite().all())
+    assert float(raw["huge"].min()) > torch.finfo(dtype).max ** 0.9
+
+
+@pytest.mark.parametrize("kind", POISONS)
+def test_poison_differs_from_place_to_place(kind: str) -> None:
+    words = poison(kind, 1 << 16).view(np.uint16)
+    varieties = len(np.unique(words))
+    assert varieties == POISONS[kind][1] + 1
+    for step in (1, 2, 3, 16, 64, 128, 2048):
+        assert (words[step:] == words[:-step]).mean() < 2 / varieties + 0.05
 
 
 @given(CASES)
