@@ -2,10 +2,10 @@
 
 The engine does what an inference engine does around the kernels: it gives out slots and keeps
 block tables (``ci.slots``), copies a state into the block where a request goes on, and starts
-requests from cached boundaries. Memory is
-carried from call to call: every call is a case of its own whose inputs are what the last one
-left, and is judged by its operation's oracle, byte by byte. After every commit the states are
-also held against ``oracle.serving``, which has seen accepted tokens only.
+requests from cached boundaries. Memory is carried from call to call: every call is a case of its
+own whose inputs are what the last one left, and is judged by its operation's oracle, byte by
+byte. After every commit the states are also held against ``oracle.serving``, which has seen
+accepted tokens only.
 """
 
 import math
@@ -31,7 +31,7 @@ from oracle.judge import Problem, Verdict, judge
 from oracle.layout import DTYPES, Layout
 from oracle.serving import Request, Tokens, added_by_commit, started
 from oracle.tracked import Tracked, arithmetic, exact
-from oracle.values import Values, build
+from oracle.values import Values, build, index_tensors
 
 Tensor = torch.Tensor
 PLACES = {"conv": "conv_state.0", "state": "state.0", "correction": "correction.0", "key_gate": "key_gate.0"}
@@ -93,7 +93,7 @@ class _Engine:
             self._decode(by_kind.get("decode", []), by_kind.get("pad", []), counted=True)
 
     def _copy(self, source: int, target: int) -> None:
-        """Copy a slot, unless it is the same one or none."""
+        """Copy a slot; onto itself, as with zeros for none, nothing changes."""
         for name in ("conv", "state"):
             self._memory[name][target] = self._memory[name][source]
 
@@ -128,7 +128,7 @@ class _Engine:
             "weight": self._tokens["weight"],
             "conv_states": self._memory["conv"],
         }
-        after = self._call_judged(steps.prefill(call, rows, slots, continued), tensors)
+        after, _ = self._call_judged(steps.prefill(call, rows, slots, continued), tensors)
         self._memory["conv"] = after["conv_states"]
         out, first = after["out"], 0
         for i, slot in zip(rows, slots, strict=True):
@@ -161,8 +161,14 @@ class _Engine:
         pads = pads[: call.capacity - len(rows)]
         batch = steps.batch_of(call, rows, pads, self._slots)
         convolved = self._update(batch, counted=counted)
-        corrections = self._verify(batch, convolved)
-        self._commit(batch, convolved, corrections)
+        windows: dict[int, Tokens] = {}
+        first = 0
+        for i, request in zip(batch.events, batch.requests, strict=True):
+            if request:
+                windows[request] = self._some(i, convolved[first : first + call.qlens[i]])
+            first += call.qlens[i]
+        corrections = self._verify(batch, convolved, windows)
+        self._commit(batch, windows, corrections)
 
     def _update(self, batch: Batch, *, counted: bool) -> Tensor:
         tensors = {
@@ -170,11 +176,11 @@ class _Engine:
             "weight": self._tokens["weight"],
             "conv_state": self._memory["conv"],
         }
-        after = self._call_judged(steps.update(self._call, batch, counted=counted), tensors)
+        after, _ = self._call_judged(steps.update(self._call, batch, counted=counted), tensors)
         self._memory["conv"] = after["conv_state"]
         return after["out"]
 
-    def _verify(self, batch: Batch, convolved: Tensor) -> Cells:
+    def _verify(self, batch: Batch, convolved: Tensor, windows: dict[int, Tokens]) -> Cells:
         """Run verify on the convolved tokens; returns what is expected of its corrections."""
         verify = steps.verify(self._call, batch)
         q, k, v = self._split(convolved)
@@ -186,43 +192,40 @@ class _Engine:
             "raw_beta": self._rows("raw_beta", batch.events),
             "A_log": self._tokens["A_log"],
             "dt_bias": self._tokens["dt_bias"],
-            "state": self._memory["state"],
+            **{name: self._memory[name] for name in ("state", "correction", "key_gate")},
         }
-        expected: list[Expected] = []
-        after = self._call_judged(verify, tensors, expected)
+        after, expected = self._call_judged(verify, tensors)
         for name in ("correction", "key_gate"):
             self._memory[name] = after[name]
-        self._hold_outputs(batch, verify, convolved, after["out"], expected[0].cells["out"])
-        return expected[0].cells["correction"]
+        self._hold_outputs(batch, verify, windows, after["out"], expected.cells["out"])
+        return expected.cells["correction"]
 
     def _hold_outputs(
-        self, batch: Batch, verify: Verify, convolved: Tensor, out: Tensor, cells: Cells
+        self, batch: Batch, verify: Verify, windows: dict[int, Tokens], out: Tensor, cells: Cells
     ) -> None:
         """Outputs of the window against plain decode steps of the model."""
         assert cells.bound is not None
         value, bound = cells.value.clone(), cells.bound.clone()
-        for row, (i, request) in enumerate(zip(batch.events, batch.requests, strict=True)):
+        for row, request in enumerate(batch.requests):
             if request:
                 place = slice(verify.starts[row], verify.starts[row + 1])
-                value[place], spread = self._slots.running[request].model.outputs(
-                    self._some(i, convolved[place])
-                )
+                value[place], spread = self._slots.running[request].model.outputs(windows[request])
                 bound[place] += spread
         wanted = Expected({"out": replace(cells, value=value, bound=bound)})
         self._judge("served", wanted, Observation({"out": out}, {"out": out}), {})
 
-    def _commit(self, batch: Batch, convolved: Tensor, corrections: Cells) -> None:
+    def _commit(self, batch: Batch, windows: dict[int, Tokens], corrections: Cells) -> None:
         commit = steps.commit(self._call, batch, self._slots, wide=self._step % 2 == 1)
         tensors = {place: self._memory[name] for name, place in PLACES.items()}
         tensors |= {"A_log.0": self._tokens["A_log"], "dt_bias.0": self._tokens["dt_bias"]}
         before = self._memory["state"]
-        after = self._call_judged(commit, tensors)
+        after, _ = self._call_judged(commit, tensors)
         for name, place in PLACES.items():
             self._memory[name] = after[place]
-        self._hold_states(batch, commit, before, convolved, corrections)
+        self._hold_states(batch, commit, before, windows, corrections)
 
     def _hold_states(
-        self, batch: Batch, commit: Commit, before: Tensor, convolved: Tensor, corrections: Cells
+        self, batch: Batch, commit: Commit, before: Tensor, windows: dict[int, Tokens], corrections: Cells
     ) -> None:
         """Committed states and histories against the model, which moves on by the accepted tokens."""
         assert corrections.bound is not None
@@ -235,9 +238,7 @@ class _Engine:
             if not plan.writes:
                 ended.append(request)
                 continue
-            place = slice(commit.starts[row], commit.starts[row + 1])
-            some = self._some(batch.events[row], convolved[place])
-            record = commit.record_row(row)
+            some, record = windows[request], commit.record_row(row)
             u = Tracked(corrections.value[record].transpose(0, 1), corrections.bound[record].transpose(0, 1))
             base, source = running.model, before[commit.slots[row]].double()
             for slot, n in ((plan.boundary, plan.m), (plan.final, plan.n)):
@@ -282,10 +283,8 @@ class _Engine:
         inputs = self._rows("x", [event]).to(DTYPES[self._call.conv])
         return Tokens(q, k, v, g, beta, inputs)
 
-    def _call_judged(
-        self, call: AnyCall, tensors: dict[str, Tensor], keep: list[Expected] | None = None
-    ) -> dict[str, Tensor]:
-        """Run a call on these tensors; returns memory afterwards, or raises on what was wrong."""
+    def _call_judged(self, call: AnyCall, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Expected]:
+        """Run a call on these tensors; returns memory afterwards and what was expected of it, or raises."""
         gap = self._call.gap
         specs = call.tensors()
         layouts = {
@@ -294,22 +293,12 @@ class _Engine:
             if spec.role == "slot" and gap
         }
         case = Case(call=call, layouts=layouts, poison=self._case.poison)
-        full = dict(tensors)
-        indices = call.index_values()
-        for name, spec in specs.items():
-            if spec.index:
-                full[name] = torch.tensor(indices[name], dtype=DTYPES[spec.dtype]).reshape(spec.shape)
-            elif name in ("correction", "key_gate"):
-                full[name] = self._memory[name]
-        inputs = {name: full[name] for name in specs if name in full}
-        values = Values(inputs, {name: torch.ones(x.shape, dtype=torch.bool) for name, x in inputs.items()})
+        values = Values.full(tensors | index_tensors(call))
         seen = observe(case, self._implementation, self._device, values)
         self.path = seen.path
         expected = expect(case, values, self._ar)
-        if keep is not None:
-            keep.append(expected)
         self._judge(case.op, expected, seen, {name: spec.axes for name, spec in call.results().items()})
-        return seen.after
+        return seen.after, expected
 
     def _judge(
         self, what: str, expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]]
@@ -319,7 +308,5 @@ class _Engine:
             key = f"{what} {name.partition('.')[0]}"
             self.ratios[key] = max(ratio, self.ratios.get(key, 0.0))
         if not verdict.ok:
-            text = f"in {what} of step {self._step}"
-            raise _WrongError(
-                tuple(replace(p, text=f"{p.text}; {text}" if p.text else text) for p in verdict.problems)
-            )
+            note = f"in {what} of step {self._step}"
+            raise _WrongError(tuple(problem.noted(note) for problem in verdict.problems))

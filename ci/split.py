@@ -5,8 +5,6 @@ columns moved up by ``m``: the columns bit for bit, the state within the sum of 
 for decays shrink what the first part added.
 """
 
-from dataclasses import replace
-
 import msgspec
 import torch
 
@@ -19,7 +17,7 @@ from oracle.expect import expect
 from oracle.expectation import Cells, Expected, Observation
 from oracle.judge import Problem, Verdict, judge
 from oracle.tracked import Arithmetic
-from oracle.values import Values, build
+from oracle.values import Values, build, index_tensors
 
 Tensor = torch.Tensor
 
@@ -41,7 +39,7 @@ def split(
     plain = msgspec.structs.replace(case, relation=None)
     cut, whole = _cut(call, rows), build(plain)
     first = msgspec.structs.replace(plain, call=cut)
-    values = _indexed(cut, whole.tensors, whole.filled)
+    values = Values(whole.tensors | index_tensors(cut), whole.filled)
     middle, problems = _run(first, values, implementation, device, ar)
     if problems:
         return problems
@@ -95,19 +93,7 @@ def _moved(call: Commit, rows: list[int], before: dict[str, Tensor], middle: dic
             there = here if call.records == "row" else plan.boundary
             for name in (f"correction.{layer}", f"key_gate.{layer}"):
                 tensors[name][there, :, : call.window - plan.m] = before[name][here, :, plan.m :]
-    filled = {name: torch.ones(x.shape, dtype=torch.bool) for name, x in tensors.items()}
-    return _indexed(_rest(call, rows), tensors, filled)
-
-
-def _indexed(call: Commit, tensors: dict[str, Tensor], filled: dict[str, Tensor]) -> Values:
-    """These tensors with the call's own index vectors."""
-    indices = call.index_values()
-    own = {
-        name: torch.tensor(indices[name], dtype=tensors[name].dtype).reshape(spec.shape)
-        for name, spec in call.tensors().items()
-        if spec.index
-    }
-    return Values(tensors | own, filled)
+    return Values.full(tensors | index_tensors(_rest(call, rows)))
 
 
 def _run(
@@ -116,7 +102,7 @@ def _run(
     seen = observe(case, implementation, device, values)
     verdict: Verdict = judge(expect(case, values, ar), seen)
     note = "in a part of the commit"
-    return seen, tuple(replace(p, text=f"{p.text}; {note}" if p.text else note) for p in verdict.problems)
+    return seen, tuple(problem.noted(note) for problem in verdict.problems)
 
 
 def _compared(
@@ -147,4 +133,4 @@ def _compared(
     tensors = {name: last.after[name] for name in cells}
     verdict = judge(Expected(cells), Observation(tensors, tensors))
     note = "commit(m) and commit(n - m) against commit(n)"
-    return tuple(replace(p, text=note) for p in verdict.problems)
+    return tuple(problem.noted(note) for problem in verdict.problems)

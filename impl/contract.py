@@ -113,11 +113,9 @@ class Implementation:
     def offered(self, operation: str) -> Domain:
         """The operation's domain, less the record layouts that no callable takes."""
         domain = self.domains.get(operation, self.domain)
+        self.variants(operation)
         if operation not in (BY_RECORDS, "serve"):
-            self.variants(operation)
             return domain
-        if operation == "serve":
-            self.variants(operation)
         taken = self.variants(BY_RECORDS)
         return replace(domain, records=tuple(x for x in domain.records if x in taken))
 

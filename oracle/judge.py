@@ -12,7 +12,7 @@ measures the arithmetic alone, whatever the precision of the store.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -44,6 +44,10 @@ class Problem:
     count: int = 1
     total: int = 1
     text: str = ""
+
+    def noted(self, note: str) -> "Problem":
+        """The same with a note behind what its text says."""
+        return replace(self, text=f"{self.text}; {note}" if self.text else note)
 
     def describe(self) -> str:
         """One line for people."""
@@ -160,9 +164,8 @@ def _ordered(x: Tensor) -> Tensor:
 
 def _decoded(code: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers of such codes; past the largest finite number the next power of two."""
-    back = torch.where(code >= 0, code, -32768 - code).to(torch.int16)
     limit = 2.0 ** NARROW[dtype]
-    return back.view(dtype).double().clamp(-limit, limit)
+    return _encoded(code, dtype).double().clamp(-limit, limit)
 
 
 def _preimage(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from oracle.calls import AnyCall
 from oracle.calls.base import Place
 from oracle.case import Case
 from oracle.layout import DTYPES, TensorSpec
@@ -239,25 +240,39 @@ class Values:
     tensors: dict[str, torch.Tensor]
     filled: dict[str, torch.Tensor]
 
+    @classmethod
+    def full(cls, tensors: dict[str, torch.Tensor]) -> "Values":
+        """Tensors of which every cell is an input, such as what an earlier call left."""
+        return cls(tensors, {name: torch.ones(x.shape, dtype=torch.bool) for name, x in tensors.items()})
+
 
 def build(case: Case) -> Values:
     """Build the case's inputs; deterministic to the bit. ``ValueError`` for an unknown regime."""
     if without := sorted(case.regimes.keys() - REGIMES.keys()):
         raise ValueError(f"{without[0]} has no regimes: its values follow from the case")
+    indices = index_tensors(case.call)
     tensors: dict[str, torch.Tensor] = {}
     filled: dict[str, torch.Tensor] = {}
-    indices = case.call.index_values()
     for name, spec in case.call.tensors().items():
         if spec.output:
             continue
         if spec.index:
-            tensors[name] = torch.tensor(indices[name], dtype=DTYPES[spec.dtype]).reshape(spec.shape)
-            filled[name] = torch.ones(spec.shape, dtype=torch.bool)
+            tensors[name], filled[name] = indices[name], torch.ones(spec.shape, dtype=torch.bool)
             continue
         data, mask = _MAKERS[spec.role](case, spec, _regime(case, spec))
         tensors[name] = torch.from_numpy(data).to(DTYPES[spec.dtype])
         filled[name] = torch.from_numpy(mask)
     return Values(tensors, filled)
+
+
+def index_tensors(call: AnyCall) -> dict[str, torch.Tensor]:
+    """The call's index tensors: their elements follow from its lists."""
+    elements = call.index_values()
+    return {
+        name: torch.tensor(elements[name], dtype=DTYPES[spec.dtype]).reshape(spec.shape)
+        for name, spec in call.tensors().items()
+        if spec.index
+    }
 
 
 def checksum(case: Case) -> str:

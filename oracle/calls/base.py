@@ -176,6 +176,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         slots = tuple(names.get(slot, slot) for slot in self.slots)
         return msgspec.structs.replace(self, slots=slots, pool=len(names) + 1)
 
+    def shorter_windows(self) -> list[int]:
+        """Windows to try in place of one that is larger than the rows need."""
+        return sorted({max(self.qlens, default=1), self.longest - 1} - {0, self.longest})
+
     def smaller(self) -> Iterator[dict[str, Any]]:
         """Changes of the operation's own fields that make a case simpler, most wanted first."""
         yield from ()

@@ -310,7 +310,7 @@ class Commit(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="c
             for fewer in sorted({0, count % self.block_size, count - self.block_size, count - 1}):
                 if 0 <= fewer < count:
                     yield {"computed": (*self.computed[:i], fewer, *self.computed[i + 1 :])}
-        for window in sorted({max(self.qlens, default=1), self.window - 1} - {0, self.window}):
+        for window in self.shorter_windows():
             yield {"window": window, "state_len": self.history + window - 1}
         yield {"state_len": self.window}
         if self.block_size:

@@ -223,7 +223,7 @@ class ConvUpdate(_Conv, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         yield from super().smaller()
         if self.form != "varlen":
             yield from self._shorter_rows()
-        for window in sorted({max(self.qlens, default=1), self.window - 1} - {0, self.window}):
+        for window in self.shorter_windows():
             yield {"window": window}
         for i, count in enumerate(self.accepted):
             if count > 1:

@@ -162,7 +162,7 @@ class Verify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="v
     def smaller(self) -> Iterator[dict[str, Any]]:
         """No padding, a smaller window."""
         yield {"tail": 0}
-        for window in sorted({max(self.qlens, default=1), self.window - 1} - {0, self.window}):
+        for window in self.shorter_windows():
             yield {"window": window}
 
     def size(self) -> tuple[int, ...]:
