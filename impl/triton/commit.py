@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from impl.triton.gate import log_decay
+
 NULL_BLOCK_ID = 0
 
 _CHANNELS = 256
@@ -64,13 +66,6 @@ _RUNTIME = (
     "channels",
     "history",
 )
-
-
-@triton.jit
-def _log_decay(x, a, lower_bound, BOUNDED: tl.constexpr):
-    if BOUNDED:
-        return lower_bound * tl.sigmoid(a * x)
-    return -a * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
 
 
 @triton.jit
@@ -267,7 +262,7 @@ def _fold(
         next_u = tl.load(u_ptr + u_dims, mask=in_v & more, other=0.0)
 
         k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
-        state *= tl.exp(_log_decay(x, a, lower_bound, BOUNDED))[None, :]
+        state *= tl.exp(log_decay(x, a, lower_bound, BOUNDED))[None, :]
         state += u[:, None] * k[None, :]
         if ALIGN:  # noqa: SIM102 - the compiler decides the outer one
             if t == last:

@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from impl.triton.gate import log_decay
+
 NULL_BLOCK_ID = 0
 
 # These make no new binary when their values or addresses change; the strides in ``wide`` do, for a
@@ -33,13 +35,6 @@ _RUNTIME = (
     "slot_step",
     "inner",
 )
-
-
-@triton.jit
-def _log_decay(x, a, lower_bound, BOUNDED: tl.constexpr):
-    if BOUNDED:
-        return lower_bound * tl.sigmoid(a * x)
-    return -a * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
 
 
 @triton.jit
@@ -161,7 +156,7 @@ def _verify_kernel(
         beta = tl.sigmoid(raw_beta.to(tl.float32))
         k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
         q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * (K**-0.5)
-        state *= tl.exp(_log_decay(raw_g.to(tl.float32) + bias, a, lower_bound, BOUNDED))[None, :]
+        state *= tl.exp(log_decay(raw_g.to(tl.float32) + bias, a, lower_bound, BOUNDED))[None, :]
         u = beta * (v - tl.sum(state * k[None, :], axis=1))
         state += u[:, None] * k[None, :]
 

@@ -1,4 +1,4 @@
-"""Faults to plant in ``impl/triton/verify.py``, each a text edit, with what the suite must make of it.
+"""Faults to plant in own verify and its gate, each a text edit, with what the suite must make of it.
 
 Edits are anchored in the kernel's text: one that matches nowhere, or twice, is an error, so a
 change of the kernel never leaves a fault that no longer plants anything.
@@ -35,7 +35,7 @@ def plant(source: str, fault: Fault) -> str:
     return source.replace(fault.old, fault.new)
 
 
-_GATE = "state *= tl.exp(_log_decay(raw_g.to(tl.float32) + bias, a, lower_bound, BOUNDED))[None, :]"
+_GATE = "state *= tl.exp(log_decay(raw_g.to(tl.float32) + bias, a, lower_bound, BOUNDED))[None, :]"
 _CORRECTION = "u = beta * (v - tl.sum(state * k[None, :], axis=1))"
 _UPDATE = "state += u[:, None] * k[None, :]"
 _LAST_STORE = "tl.store(kg_ptr + t * kg_pos + K * kg_dim, raw_g, mask=in_k)"
@@ -169,15 +169,16 @@ STRIDES = (
 )
 
 GATES = (
-    Fault("softplus_threshold", (6, 22), "x > 20.0", "x > 10.0"),
+    Fault("softplus_threshold", (6, 22), "x > 20.0", "x > 10.0", module="gate"),
     Fault(
         "softplus_overflows",
         (22,),
         "tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))",
         "tl.log(1.0 + tl.exp(x))",
+        module="gate",
     ),
-    Fault("softplus_without_A", (6,), "-a * tl.where", "-tl.where"),
-    Fault("sigmoid_without_A", (6,), "tl.sigmoid(a * x)", "tl.sigmoid(x)"),
+    Fault("softplus_without_A", (6,), "-a * tl.where", "-tl.where", module="gate"),
+    Fault("sigmoid_without_A", (6,), "tl.sigmoid(a * x)", "tl.sigmoid(x)", module="gate"),
     Fault("A_log_not_exponentiated", (6,), "tl.exp(tl.load(a_log_ptr + head))", "tl.load(a_log_ptr + head)"),
     Fault("gate_bias_dropped", (6,), "raw_g.to(tl.float32) + bias", "raw_g.to(tl.float32)"),
     Fault("zero_bound_is_no_bound", (6, 28), "BOUNDED=lower_bound is not None", "BOUNDED=bool(lower_bound)"),

@@ -13,7 +13,7 @@ NO_CLAIM = 1 << 30
 """As ``rows``, ``heads`` and ``tokens``: nothing is said of the smallest case."""
 
 
-def _fault(name: str, classes: tuple[int, ...], old: str, new: str) -> Fault:
+def _fault(name: str, classes: tuple[int, ...], old: str, new: str, module: str = "commit") -> Fault:
     return Fault(
         name,
         classes,
@@ -22,7 +22,7 @@ def _fault(name: str, classes: tuple[int, ...], old: str, new: str) -> Fault:
         rows=NO_CLAIM,
         heads=NO_CLAIM,
         tokens=NO_CLAIM,
-        module="commit",
+        module=module,
         operation="commit",
     )
 
@@ -175,7 +175,7 @@ COMPACTION = (
     _fault("conv_of_one_column_refused", (28,), "convs[0].shape[2] < window", "convs[0].shape[2] <= window"),
 )
 
-_DECAY = "state *= tl.exp(_log_decay(x, a, lower_bound, BOUNDED))[None, :]"
+_DECAY = "state *= tl.exp(log_decay(x, a, lower_bound, BOUNDED))[None, :]"
 _UPDATE = "state += u[:, None] * k[None, :]"
 _INDENT = "\n        "
 _LAST = "last = tl.where((final > NULL) & (boundary > NULL), m - 1, -1)"
@@ -188,14 +188,15 @@ GATE = (
         "tl.exp(tl.load(a_log_ptr + layer * heads + head))",
         "tl.load(a_log_ptr + layer * heads + head)",
     ),
-    _fault("fold_softplus_threshold", (6, 22), "x > 20.0", "x > 10.0"),
+    _fault("fold_softplus_threshold", (6, 22), "x > 20.0", "x > 10.0", "gate"),
     _fault(
         "fold_softplus_overflows",
         (22,),
         "tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))",
         "tl.log(1.0 + tl.exp(x))",
+        "gate",
     ),
-    _fault("fold_sigmoid_without_A", (6,), "tl.sigmoid(a * x)", "tl.sigmoid(x)"),
+    _fault("fold_sigmoid_without_A", (6,), "tl.sigmoid(a * x)", "tl.sigmoid(x)", "gate"),
     _fault(
         "fold_zero_bound_is_no_bound",
         (6,),
