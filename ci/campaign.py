@@ -44,9 +44,10 @@ def command(
     json_path: Path | None,
 ) -> int:
     """Run what the options ask for; returns the exit code."""
-    device = device or default()
+    names = split(implementations)
+    device = device or default(names)
     options = Options(
-        implementations=split(implementations),
+        implementations=names,
         operations=_operations(operations),
         device=device,
         examples=examples,
@@ -113,7 +114,7 @@ def _operations(text: str) -> tuple[str, ...]:
 
 def _jobs(device: str) -> int:
     cores = len(os.sched_getaffinity(0))
-    return cores if device == "cpu" else min(cores, 16)
+    return min(cores, 16) if device == "cuda" else cores
 
 
 def default_palette(device: str, examples: int) -> int:

@@ -83,7 +83,7 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
         return
     send(replies, Reply())
     gc.freeze()
-    if device.name == "cpu":
+    if device.name != "cuda":
         _restore_after_deaths(replies)
     while case := _receive(requests, Case):
         try:
@@ -97,7 +97,7 @@ def _restore_after_deaths(replies: IO[bytes]) -> None:
     """Return in a forked copy of this process, again and again as long as copies die of their cases.
 
     A copy has everything loaded: a crash costs milliseconds, and shrinking one hundreds of them.
-    Only for the CPU; a CUDA context does not survive a fork.
+    Not for a GPU: a CUDA context does not survive a fork.
     """
     adopt_orphans()
     while True:

@@ -17,6 +17,7 @@ import click
 from ci.executor import SuiteError
 from ci.processes import PIPE_BROKEN, TerminatedError, raise_on_sigterm
 from impl.contract import OPERATIONS, UnavailableError, one_line
+from impl.cute.emulator.settings import DEFAULT_SCHEDULES, SCHEDULES_VARIABLE, parse_schedules
 from impl.devices.registry import NAMES
 from oracle.codec import CaseError
 
@@ -42,12 +43,46 @@ def cli() -> None:
 
 def implementation_option(default: str) -> Callable[[F], F]:
     """The option --impl."""
-    text = "Comma-separated: triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV, module:factory."
+    text = (
+        "Comma-separated: triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV (each vllm also with :cute "
+        "behind it: its CuTe kernels), module:factory."
+    )
     return click.option("--impl", "implementations", default=default, show_default=bool(default), help=text)
 
 
 device_option = click.option(
-    "--device", type=click.Choice(NAMES), help="cpu is Triton's interpreter.  [default: the best at hand]"
+    "--device",
+    type=click.Choice(NAMES),
+    help="cpu is Triton's interpreter, emulator runs CuTe kernels on the CPU.  [default: the best at hand]",
+)
+
+
+def _set_schedules(context: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Tell the processes that open the emulator, which inherit the environment."""
+    if value is None:
+        return
+    try:
+        parse_schedules(value, 0)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, param) from None
+    before = os.environ.get(SCHEDULES_VARIABLE)
+    os.environ[SCHEDULES_VARIABLE] = value
+
+    def restore() -> None:
+        if before is None:
+            del os.environ[SCHEDULES_VARIABLE]
+        else:
+            os.environ[SCHEDULES_VARIABLE] = before
+
+    context.call_on_close(restore)
+
+
+schedules_option = click.option(
+    "--schedules",
+    expose_value=False,
+    callback=_set_schedules,
+    help="On the emulator: comma-separated eager, lazy, priority or priority:SEED (without: the case's). "
+    f"All must leave the same bytes.  [default: {DEFAULT_SCHEDULES}]",
 )
 
 
@@ -69,6 +104,7 @@ def doctor(implementations: str) -> None:
 @click.option("--minutes", type=Number(0, 100_000, min_open=True), help="Run for a time instead.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: a new one, printed]")
 @device_option
+@schedules_option
 @click.option(
     "--jobs", type=click.IntRange(1, 512), help="Worker processes.  [default: one a core, 16 on a GPU]"
 )
@@ -110,6 +146,7 @@ def fuzz(**given: Any) -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH|ID...")
 @implementation_option("")
 @device_option
+@schedules_option
 @click.option(
     "--timeout",
     type=Number(0.1, 86400),
@@ -126,6 +163,25 @@ def replay(paths: tuple[str, ...], implementations: str, device: str | None, tim
     from ci.replay import command
 
     sys.exit(command(paths, implementations, device, timeout))
+
+
+@cli.command()
+@click.option("--arch", "arches", default="sm_90a,sm_100a", show_default=True, help="Comma-separated.")
+@click.option(
+    "--out", "folder", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where to."
+)
+@click.option(
+    "--kernel", "kernels", default="commit,verify,verify_ws", show_default=True, help="Comma-separated."
+)
+@click.option("--window", "windows", default="1,2,3,4,5,6,7,8", show_default=True, help="Comma-separated.")
+def aot(arches: str, folder: Path, kernels: str, windows: str) -> None:
+    """Compile the CuTe kernels into libraries for machines without the CuTe DSL; needs no GPU.
+
+    There: $KDAFUZZ_CUTE_AOT names the folder and $CUTE_DSL_RUNTIME the DSL's libcute_dsl_runtime.so.
+    """
+    from ci.aot import command
+
+    sys.exit(command(arches, folder, kernels, windows))
 
 
 @cli.group()

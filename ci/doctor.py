@@ -24,6 +24,8 @@ PACKAGES = (
     "pytest",
     "pytest-xdist",
     "safetensors",
+    "nvidia-cutlass-dsl",
+    "apache-tvm-ffi",
     "vllm",
 )
 
@@ -36,7 +38,9 @@ def show(implementations: str) -> None:
     _table(out, "versions", [(name, _guarded(lambda name=name: _version(name))) for name in PACKAGES])  # type: ignore[misc]
     for name in names:
         _table(out, f"implementation {name}", _guarded_rows(lambda name=name: _implementation(name)))  # type: ignore[misc]
-    _table(out, "devices", [(name, _guarded(lambda name=name: _device(name))) for name in reversed(NAMES)])  # type: ignore[misc]
+    # The others switch Triton to its interpreter, for good.
+    devices = sorted(NAMES, key=lambda name: name != "cuda")
+    _table(out, "devices", [(name, _guarded(lambda name=name: _device(name))) for name in devices])  # type: ignore[misc]
     _table(out, "interpreter repairs in force", _guarded_rows(_repairs))
 
 
@@ -95,7 +99,7 @@ def _version(name: str) -> str:
 
 
 def _implementation(name: str) -> list[tuple[str, str]]:
-    offer = ask(name, default())
+    offer = ask(name, default((name,)))
     if offer.error:
         return [("unavailable", offer.error)]
     rows = [("version", offer.version or "not told")]

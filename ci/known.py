@@ -21,7 +21,7 @@ from oracle.codec import CaseError
 from oracle.judge import STAGES, Verdict
 
 LIST = CORPORA / "known.toml"
-ALL_STAGES = (*STAGES, "frame", "stray", "raised", "crash", "hang")
+ALL_STAGES = (*STAGES, "frame", "path", "stray", "raised", "crash", "hang")
 """What a verdict may name as the first stage to diverge."""
 
 

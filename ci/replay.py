@@ -53,13 +53,13 @@ def command(paths: tuple[str, ...], implementations: str, device: str | None, ti
     try:
         for name in asked:
             # What was asked for by name must be there; what a file names is skipped where it is not.
-            on = device or default()
+            on = device or default((name,))
             executors[name, on] = Executor(name, on, timeout=timeout)
             executors[name, on].start()
         for file, entry in entries:
             names = asked or (entry.found.get("implementation", "triton"),)
-            on = device or entry.found.get("device") or default()
             for name in names:
+                on = device or entry.found.get("device") or default((name,))
                 executor = executors.setdefault((name, on), Executor(name, on, timeout=timeout))
                 try:
                     executor.start()

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from impl.devices.base import Device, Memory, Segment
+from impl.devices.base import Host, Memory, Segment
 from oracle.case import Case
 from oracle.expectation import Stray
 from oracle.layout import DENSE, DTYPES, Layout, Page, TensorSpec, extent, strides
@@ -133,7 +133,7 @@ def poison(kind: str, size: int) -> np.ndarray:
 class Arena:
     """One case's image, its copy on a device, and the comparison afterwards."""
 
-    def __init__(self, case: Case, values: Values, device: Device) -> None:
+    def __init__(self, case: Case, values: Values, device: Host) -> None:
         self.plan = plan(case)
         self._device = device
         self.before = poison(case.poison, self.plan.size)
@@ -206,6 +206,18 @@ class Arena:
             self._stray_of(i, changed) for i in range(len(self.plan.segments)) if self._part(i, changed).any()
         )
 
+    def difference(self, other: np.ndarray) -> str:
+        """The first place where the image that was read back is not ``other``, in words, or nothing."""
+        changed = self.after != other
+        if not changed.any():
+            return ""
+        for name, place in self.plan.places.items():
+            cells = self._in_image(_as_bytes(changed), place).view(_BITS[place.spec.itemsize]) != 0
+            if cells.any():
+                index = ", ".join(str(int(i)) for i in cells.nonzero()[0])
+                return f"first at {name}[{index}], {int(cells.sum())} of its {cells.numel()} elements"
+        return f"{int(changed.sum())} bytes outside every tensor"
+
     def _part(self, segment: int, changed: np.ndarray) -> np.ndarray:
         s = self.plan.segments[segment]
         return changed[s.start : s.start + s.size]
@@ -216,6 +228,9 @@ class Arena:
         tensors: Sequence[Place] = [p for p in self.plan.places.values() if p.segment == segment]
         near = min(tensors, key=lambda p: abs(first - p.offset))
         return Stray(near.spec.name, first - near.offset, int(part.sum()))
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _as_bytes(flags: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 from impl.contract import Implementation, Records
 from oracle.calls.commit import PLAN, Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.fused_verify import FusedVerify
 from oracle.calls.verify import Verify
 
 Views = dict[str, torch.Tensor]
@@ -176,6 +177,49 @@ def _layer(call: Commit, views: Views, index: int) -> SimpleNamespace:
     )
 
 
+class Launched(dict[str, torch.Tensor]):
+    """What a fused verify left: it allocates nothing, but tells whether it declined the call."""
+
+    def __init__(self, wrapper: Any, *, declined: bool) -> None:
+        super().__init__()
+        self.declined = declined
+        self._wrapper = wrapper
+
+    def check(self) -> None:
+        """Raise ``ValueError`` unless the wrapper's work counter is zero; the device must be done."""
+        left = int(self._wrapper.counter)
+        if left:
+            raise ValueError(
+                f"the fused verify left its work counter at {left}; it must be 0 between launches"
+            )
+
+
+def call_fused_verify(call: FusedVerify, views: Views, wrapper: Any, _: Implementation) -> Prepared:
+    """``CuteRecoverSSMVerify(..)``, ``.compile()``, then called by keyword, any number of times."""
+    made = wrapper(
+        num_heads=call.heads,
+        window=call.window,
+        conv_dim_first=call.dim_first,
+        conv_weight_dtype=views["conv_weight"].dtype,
+        device=views["state"].device,
+    )
+    made.compile()
+    passed = views.keys() - {"correction", "key_gate"}
+    arguments: dict[str, object] = {name: views[name] for name in passed}
+    arguments |= {
+        "lower_bound": call.lower_bound,
+        "records": Records(views["correction"], views["key_gate"]),
+    }
+
+    def run() -> Views:
+        result = made(**arguments)
+        if not isinstance(result, bool):
+            raise TypeError(f"a fused verify must return a bool; it returned {type(result).__name__}")
+        return Launched(made, declined=not result)
+
+    return run
+
+
 def _require_same(function: str, name: str, result: object, given: torch.Tensor) -> None:
     """The result must be the tensor that was passed in, as an object or as a view of all of it."""
     if not isinstance(result, torch.Tensor):
@@ -198,5 +242,6 @@ BINDINGS: dict[str, Callable[[Any, Views, Any, Implementation], Prepared]] = {
     "conv_prefill": call_prefill,
     "packed_conv": call_packed,
     "commit": call_commit,
+    "fused_verify": call_fused_verify,
 }
 """Per operation, how its public signature is called with a case's tensors."""

@@ -17,9 +17,10 @@ import torch
 from oracle.calls import CALLS
 from oracle.calls.base import PAD_SLOT, Activation, Index, Small, State, Window
 from oracle.calls.commit import Commit
+from oracle.calls.fused_verify import FusedVerify
 from oracle.calls.verify import Verify
 from oracle.case import Case, Graph
-from oracle.layout import DENSE
+from oracle.layout import DENSE, placed
 
 OPERATIONS = tuple(CALLS)
 """Operations that a case can describe, as ``--op`` names them."""
@@ -27,6 +28,10 @@ SERVING = ("conv_prefill", "conv_update", "verify", "commit")
 """The operations that serving is made of."""
 BY_RECORDS = "verify"
 """The operation whose callables differ by record layout; a commit context tells it by its layers."""
+
+
+ALIGNMENT = 16
+"""Bytes that vector loads and bulk copies want an address to be a multiple of."""
 
 
 class UnavailableError(ValueError):
@@ -57,12 +62,21 @@ class Domain:
     records: Annotated[tuple[Literal["row", "slot"], ...], msgspec.Meta(min_length=1)] = ("row", "slot")
     head_dims: tuple[tuple[Small, Small], ...] = ()
     """Allowed (key_dim, value_dim)."""
+    heads: tuple[Small, ...] = ()
+    """Numbers of heads, for kernels that are compiled anew for each."""
     windows: tuple[Window, ...] = ()
     activations: tuple[Activation, ...] = ()
     states: tuple[State, ...] = ()
     index_dtypes: tuple[Index, ...] = ()
     dense: tuple[str, ...] = ()
     """Tensors, otherwise of free strides, that must be contiguous."""
+    dense_inside: tuple[str, ...] = ()
+    """Tensors of which only the leading stride is free; a layer's number is left out of the name."""
+    aligned: tuple[str, ...] = ()
+    """Tensors that start on a multiple of ``ALIGNMENT`` bytes, with such a leading stride unless they are
+    vectors; likewise."""
+    bounded_only: bool = False
+    """Whether the gate must have a lower bound."""
     graphs: bool = True
     """Whether a call can be captured in a CUDA graph: it waits for nothing on the host."""
     pad_slots: bool = True
@@ -144,8 +158,9 @@ def _outside(case: Case, domain: Domain) -> str:
         (
             "head dimensions",
             domain.head_dims,
-            (call.key_dim, call.value_dim) if isinstance(call, Verify | Commit) else None,
+            (call.key_dim, call.value_dim) if isinstance(call, Verify | Commit | FusedVerify) else None,
         ),
+        ("head count", domain.heads, getattr(call, "heads", None)),
         ("activations", domain.activations, getattr(call, "activation", None)),
         ("state", domain.states, getattr(call, "state", None)),
     )
@@ -155,11 +170,35 @@ def _outside(case: Case, domain: Domain) -> str:
     for name in domain.dense:
         if any(case.layouts.get(name, DENSE).gaps):
             return f"takes only a contiguous {name}"
+    if domain.bounded_only and getattr(call, "lower_bound", 0.0) is None:
+        return "takes only gates with a lower bound"
+    text = _outside_memory(case, domain)
+    if text:
+        return text
     if not domain.graphs and isinstance(case.relation, Graph):
         return "cannot be captured in a graph"
     if not domain.pad_slots and PAD_SLOT in call.slots:
         return f"takes no slot {PAD_SLOT}"
     return ""
+
+
+def _outside_memory(case: Case, domain: Domain) -> str:
+    """What of a case's memory a domain does not hold, or nothing."""
+    specs = case.call.tensors()
+    for name, layout in case.layouts.items():
+        inner_moved = any(layout.gaps[1:]) or layout.order not in ((), tuple(range(len(layout.order))))
+        if base_name(name) in domain.dense_inside and inner_moved:
+            return f"takes only a {name} that is dense inside"
+    for name, spot in placed(specs, case.layouts, case.pages).items() if domain.aligned else ():
+        step = spot.strides[0] * specs[name].itemsize if len(spot.strides) > 1 else 0
+        if base_name(name) in domain.aligned and (spot.start % ALIGNMENT or step % ALIGNMENT):
+            return f"takes only a {name} on multiples of {ALIGNMENT} bytes"
+    return ""
+
+
+def base_name(name: str) -> str:
+    """A tensor's name without its layer."""
+    return name.partition(".")[0]
 
 
 def record_layout(function: Callable[..., object]) -> str:

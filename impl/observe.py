@@ -1,15 +1,19 @@
 """``observe(case, implementation, device) -> Observation``: run one call and say what it did."""
 
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from impl.arena import Arena
-from impl.bindings import BINDINGS, Views
+from impl.bindings import BINDINGS, Launched, Views
 from impl.contract import Implementation, UnavailableError, one_line
-from impl.devices.base import Device
+from impl.devices.base import Device, Variant
 from impl.settings import settings_kept
+from oracle.calls import AnyCall
 from oracle.case import Case
-from oracle.expectation import Observation
+from oracle.expectation import DECLINED, Observation
 from oracle.values import Values, build
 
 
@@ -31,29 +35,79 @@ def observe(
     refusal = implementation.takes(case)
     if refusal:
         raise UnavailableError(refusal)
-    bind = BINDINGS[case.op]
     arena = Arena(case, values if values is not None else build(case), device)
-    returned: Views = {}
-    raised = ""
-    try:
-        with settings_kept():
-            run = bind(case.call, arena.views(), implementation.function(case), implementation)
-            returned = device.replay(run, arena.restore) if replayed else run()
-        arena.finish()
-        returned = {name: tensor.detach().cpu() for name, tensor in returned.items()}
-        path = one_line(implementation.path())
-    except Exception as error:  # whatever a kernel raises is its result
-        raised, path = _describe(error), ""
-    after = arena.dense(arena.after)
-    after |= returned if not raised else {}
+    runs: list[_Run] = []
+    differs = ""
+    for variant in device.variants(case.seed):
+        if runs:
+            arena.restore()
+        runs.append(_run(case, implementation, device, arena, variant, replayed))
+        different = arena.difference(runs[0].image) if not runs[-1].raised else ""
+        if different:
+            differs = f"schedules {runs[0].name} and {variant.name} leave different bytes, {different}"
+        if different or runs[-1].raised:
+            break
+    # What failed, or else what came first: the others left the same.
+    told = runs[-1] if runs[-1].raised else runs[0]
+    after = arena.dense(told.image)
+    after |= told.returned
     return Observation(
         before=arena.dense(arena.before),
         after=after,
         strays=arena.strays(),
-        raised=raised,
-        path=path,
+        raised=told.raised,
+        path=told.path,
         device=device.name,
         arithmetic=implementation.arithmetic,
+        differs=differs,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one variant of a device left."""
+
+    name: str
+    image: np.ndarray
+    returned: Views
+    raised: str = ""
+    path: str = ""
+
+
+def _run(
+    case: Case, implementation: Implementation, device: Device, arena: Arena, variant: Variant, replayed: bool
+) -> _Run:
+    """Bind and call once, over memory as the case has it."""
+    bind, views = BINDINGS[case.op], arena.views()
+    device.share(views, written(case.call))
+    try:
+        with settings_kept(), variant.context():
+            run = bind(case.call, views, implementation.function(case), implementation)
+            returned = device.replay(run, arena.restore) if replayed else run()
+        arena.finish()
+        declined = False
+        if isinstance(returned, Launched):
+            returned.check()
+            declined = returned.declined
+        returned = {name: tensor.detach().cpu() for name, tensor in returned.items()}
+        path = DECLINED if declined else one_line(implementation.path())
+    except Exception as error:  # whatever a kernel raises is its result
+        place = f" (schedule {variant.name})" if variant.name else ""
+        return _Run(variant.name, arena.after, {}, _describe(error) + place)
+    return _Run(variant.name, arena.after, returned, path=path)
+
+
+_WRITTEN = {"commit": ("state", "conv_state"), "fused_verify": ("conv_state",)}
+"""Per operation of emulated kernels, what they write of tensors that are inputs too."""
+
+
+def written(call: AnyCall) -> frozenset[str]:
+    """Names of the tensors that a callee may write: outputs, and what the operation updates in place."""
+    updated = _WRITTEN.get(str(call.__struct_config__.tag))
+    return frozenset(
+        name
+        for name, spec in call.tensors().items()
+        if updated is None or spec.output or name.partition(".")[0] in updated
     )
 
 

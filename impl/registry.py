@@ -8,7 +8,7 @@ from pathlib import Path
 
 from impl.contract import Implementation, UnavailableError, one_line
 
-FORMS = "triton, fla, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV or module:factory"
+FORMS = "triton, cute, fla, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV (+ :cute for CuTe) or module:factory"
 
 
 @cache
@@ -16,6 +16,10 @@ def resolve(text: str) -> Implementation:
     """The implementation called ``text``; ``UnavailableError`` in one line if it cannot be had."""
     if text == "triton":
         return _own_triton()
+    if text == "cute":
+        from impl.cute.adapter import implementation as own_cute
+
+        return own_cute()
     if text == "fla":
         from impl.fla import implementation as fla
 

@@ -12,10 +12,11 @@ from oracle.calls import CALLS
 from oracle.calls.base import PAD_SLOT, Call
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.fused_verify import WIDTH, FusedVerify
 from oracle.calls.serve import Serve
 from oracle.calls.verify import Verify
 from oracle.case import Case
-from oracle.layout import DENSE
+from oracle.layout import DENSE, placed
 
 Flags = dict[str, bool]
 
@@ -34,7 +35,8 @@ def buckets(case: Case) -> frozenset[str]:
 def _flags(case: Case) -> Flags:
     if isinstance(case.call, Serve):  # its rows are events, its memory is the engine's
         return _serve(case.call)
-    return {**_rows(case.call), **_slots(case.call), **_memory(case), **_KINDS[case.op](case.call)}
+    paths = _paths(case) if isinstance(case.call, FusedVerify) else {}
+    return {**_rows(case.call), **_slots(case.call), **_memory(case), **_KINDS[case.op](case.call), **paths}
 
 
 def _rows(call: Call) -> Flags:
@@ -225,6 +227,42 @@ def _commit(call: Commit) -> Flags:
     }
 
 
+def _fused(call: FusedVerify) -> Flags:
+    counts = [a for i, a in enumerate(call.accepted) if call.live(i)]
+    return {
+        "heads: one": call.heads == 1,
+        "heads: several": call.heads > 1,
+        "window: eight": call.window == 8,
+        "records: spare rows": call.capacity > call.rows,
+        "gate: bound 0": call.lower_bound == 0.0,
+        "gate: |bound| * Q above 80": -call.lower_bound * call.window > 80.0,
+        "conv: dim first": call.dim_first,
+        "conv: token major": not call.dim_first,
+        "products: rounded to bfloat16": call.taps == "bfloat16",
+        "products: float32": call.taps == "float32",
+        "counts: one": 1 in counts,
+        "counts: several": any(a > 1 for a in counts),
+    }
+
+
+def _paths(case: Case) -> Flags:
+    """The path, and what of dim-first memory makes it plain: each is read differently."""
+    call, path = case.call, case.path
+    assert isinstance(call, FusedVerify)
+    spots = placed(call.tensors(), case.layouts, case.pages)
+    plain = path == "plain" and call.dim_first
+    rows = [spots[name].strides[0] % 8 != 0 for name in ("mixed_qkv", "raw_gate")]
+    conv = spots["conv_state"].strides
+    return {
+        **{f"path: {name}": path == name for name in ("warp-specialised", "plain", "declined")},
+        "path: none to tell": path == "",
+        "plain: projection rows": plain and rows[0],
+        "plain: gate rows": plain and rows[1],
+        "plain: conv rows": plain and (conv[1] != call.state_len or conv[0] % 8 != 0),
+        "plain: taps": plain and spots["conv_weight"].strides[0] != WIDTH,
+    }
+
+
 def _next_is_null(call: Commit, row: int) -> bool:
     """Whether the commit ends exactly on a block boundary and the next block is not allocated."""
     r, plan = call.request(row), call.plan(row)
@@ -267,6 +305,7 @@ _KINDS: dict[str, Callable[[Any], Flags]] = {
     "conv_prefill": _prefill,
     "packed_conv": _packed,
     "commit": _commit,
+    "fused_verify": _fused,
     "serve": _serve,
 }
 
@@ -274,7 +313,7 @@ _KINDS: dict[str, Callable[[Any], Flags]] = {
 def _all(op: str) -> tuple[str, ...]:
     """Every bucket of an operation: the names do not depend on the case, so any call gives them."""
     call = EXAMPLES[op]
-    unreachable = {"tokens: padding"} if op == "commit" else set()
+    unreachable = UNREACHABLE.get(op, ())
     relations = ("none", *(name.title().replace("_", "") for name in call.relations))
     return (
         *(name for name in _flags(Case(call=call)) if name not in unreachable),
@@ -294,8 +333,14 @@ EXAMPLES: dict[str, Any] = {
     "conv_prefill": ConvPrefill(**_ROW, **_CONV, most_tokens=1, initial=(True,)),
     "packed_conv": PackedConv(**_ROW, **_CONV, most_tokens=1, initial=(True,), part_dim=64),
     "commit": Commit(**_ROW, **_HEAD, channels=1, state_len=3, accepted=(1,)),
+    "fused_verify": FusedVerify(**_ROW, heads=1, window=1, capacity=1, accepted=(1,)),
     "serve": Serve(**_ROW, **_HEAD, kinds=("prefill",), steps=(0,), accepted=(0,)),
 }
 """The smallest call of every operation."""
+UNREACHABLE: dict[str, tuple[str, ...]] = {
+    "commit": ("tokens: padding",),
+    "fused_verify": ("index: strided", "index: strided, one row", "index: int64", "memory: other order"),
+}
+"""Buckets that an operation's contract leaves nothing in."""
 BUCKETS: dict[str, tuple[str, ...]] = {op: _all(op) for op in CALLS}
 """Per operation, every bucket there is."""

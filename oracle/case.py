@@ -109,6 +109,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The operation's name, as ``--op`` takes it."""
         return str(self.call.__struct_config__.tag)
 
+    @property
+    def path(self) -> str:
+        """The code path that the call must take; empty where the contract lays none down."""
+        return self.call.path(self.layouts, self.pages)
+
     def __post_init__(self) -> None:
         intern_field(self, "poison")
         self.call.check()
@@ -123,6 +128,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for page in self.pages:
             check_page(page, specs, self.layouts)
         check_alike(specs, self.layouts)
+        self.call.check_memory(self.layouts, self.pages)
         unknown = self.regimes.keys() - {spec.table for spec in specs.values()}
         if unknown:
             raise ValueError(f"{self.op} has no tensor {min(unknown)!r} to give values to")
@@ -153,7 +159,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ):
             raise ValueError("new names must be the slots of the pool in another order, 0 first")
         # The image must be a case too: a file that asks for another is refused when it is read.
-        image(self)
+        other = image(self)
+        # Two code paths may differ in the last bit.
+        if isinstance(relation, Relayout) and other.path != self.path:
+            raise ValueError(f"the other layouts take the path {other.path!r} instead of {self.path!r}")
 
 
 def image(case: Case) -> Case:

@@ -6,6 +6,7 @@ from oracle.case import Case
 from oracle.commit import expect_commit
 from oracle.conv import expect_prefill, expect_update
 from oracle.expectation import Expected
+from oracle.fused_verify import expect_fused_verify
 from oracle.tracked import COMPILED, Arithmetic
 from oracle.values import Values, build
 from oracle.verify import expect_verify
@@ -16,6 +17,7 @@ ORACLES: dict[str, Callable[[Case, Values, Arithmetic], Expected]] = {
     "conv_prefill": expect_prefill,
     "packed_conv": expect_prefill,
     "commit": expect_commit,
+    "fused_verify": expect_fused_verify,
 }
 """Per operation, the function that says what it must write; serving is made of the others."""
 

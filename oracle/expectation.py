@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 
 Tensor = torch.Tensor
+DECLINED = "declined"
+"""The path of a call that did nothing and said so."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Cells:
     ``bound=None`` the cells are copies: ``value`` has the tensor's own dtype and every bit
     counts, except that a NaN may change its payload. ``stage`` names the step of the
     algorithm that makes the tensor. ``via`` is a dtype that bounded cells round to before
-    they round to the tensor's own.
+    they round to the tensor's own. ``copied`` marks cells of a bounded tensor that are copies
+    all the same.
     """
 
     written: Tensor
@@ -26,13 +29,18 @@ class Cells:
     stage: str
     fresh: bool = False
     via: torch.dtype | None = None
+    copied: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected cells of every output; tensors not named must not change at all."""
+    """Expected cells of every output; tensors not named must not change at all.
+
+    ``path`` is the code path that must be taken; empty: no claim.
+    """
 
     cells: dict[str, Cells]
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,8 @@ class Observation:
     """What one run did: every tensor before and after, dense on the CPU, and what else moved.
 
     ``raised`` is the one-line description of an exception; then the tensors are whatever the
-    call left. ``path`` names the code path taken where the implementation tells.
+    call left. ``path`` names the code path taken where the implementation tells. ``differs`` says
+    where memory depends on the schedule, on a device that runs several.
     """
 
     before: dict[str, Tensor]
@@ -62,3 +71,4 @@ class Observation:
     path: str = ""
     device: str = "cpu"
     arithmetic: str = "sequential-fp32"
+    differs: str = ""

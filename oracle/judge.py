@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from oracle.expectation import Cells, Expected, Observation
+from oracle.expectation import DECLINED, Cells, Expected, Observation
 
 Tensor = torch.Tensor
 NARROW = {torch.bfloat16: 128.0, torch.float16: 16.0}
@@ -28,8 +28,8 @@ INTEGER_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Problem:
     """One thing that is wrong: what kind, where first, how badly and how often.
 
-    ``kind`` is value, copy, frame, stray, raised, relation, crash or hang. ``ratio`` is that of the
-    worst element (infinite where no bound applies) and ``count`` of ``total`` elements are wrong.
+    ``kind`` is value, copy, frame, path, schedule, stray, raised, relation, crash or hang. ``ratio`` is
+    that of the worst element (infinite where no bound applies) and ``count`` of ``total`` elements are wrong.
     """
 
     kind: str
@@ -118,6 +118,8 @@ def judge(expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]
     missing = expected.cells.keys() - seen.after.keys()
     problems += [Problem("raised", text=f"the call returned no {name}") for name in sorted(missing)]
     problems.sort(key=lambda p: STAGES.index(p.stage) if p.stage in STAGES else len(STAGES))
+    problems += _judge_path(expected.path, seen.path)
+    problems += [Problem("schedule", text=seen.differs)] if seen.differs else []
     problems += [
         Problem(
             "stray",
@@ -126,6 +128,14 @@ def judge(expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]
         for s in seen.strays
     ]
     return Verdict(max(ratios.values(), default=0.0), ratios, tuple(problems), seen.path)
+
+
+def _judge_path(expected: str, seen: str) -> list[Problem]:
+    """Implementations need not tell their path, but every call tells whether it was declined."""
+    told = seen or expected == DECLINED
+    if not expected or not told or seen == expected:
+        return []
+    return [Problem("path", text=f"this memory asks for the path {expected}; taken: {seen or 'another'}")]
 
 
 def bits(x: Tensor) -> Tensor:
@@ -217,6 +227,13 @@ def _judge_written(
         return 0.0, problem
     ratio = _ratios(cells, cells.bound, after)
     ratio = torch.where(cells.written, ratio, 0.0)
+    if cells.copied is not None:
+        ratio = torch.where(cells.copied, 0.0, ratio)
+        source = cells.value.to(after.dtype)
+        wrong = cells.written & cells.copied & ~same_bits(source, after, any_nan=True)
+        if bool(wrong.any()):
+            largest = float(ratio.max())
+            return largest, _first("copy", name, cells.stage, wrong, source, after, axes, total)
     wrong = ratio > 1.0
     largest = float(ratio.max()) if ratio.numel() else 0.0
     if not bool(wrong.any()):

@@ -8,7 +8,8 @@ one-element view has the wide stride that a real slice would have.
 """
 
 import sys
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -25,7 +26,7 @@ DTYPES: dict[str, torch.dtype] = {
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 Fence = Literal["none", "below", "above"]
-Strided = Literal["dense", "leading", "any"]
+Strided = Literal["dense", "leading", "inner", "any"]
 Role = Literal["token", "slot", "parameter", "index", "output"]
 
 
@@ -43,7 +44,8 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of a call: what it is, before anything is said of where it lies.
 
     ``axes`` names the dimensions for messages. ``strided`` is what the contract lets the
-    layout change: nothing, the leading stride, or any stride and the order of dimensions.
+    layout change: nothing, the leading stride, all strides but the innermost (which is 1), or
+    any stride and the order of dimensions.
     ``role`` says what makes its elements: the tokens of a row, the slot or record row of a
     row, parameters, the call's own lists (elements that address others), or nothing, as for
     outputs. ``values`` names its table of regimes where that is not the tensor's name, and
@@ -138,6 +140,68 @@ def extent(shape: tuple[int, ...], strides_: tuple[int, ...]) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides_, strict=True))
 
 
+class Spot(NamedTuple):
+    """Where a tensor starts, in bytes past a multiple of ``GROUND``, and its strides in elements."""
+
+    start: int
+    strides: tuple[int, ...]
+
+
+GROUND = 256
+"""Bytes that offset 0 is a multiple of, on every device."""
+
+
+def placed(
+    specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout], pages: Sequence[Page]
+) -> dict[str, Spot]:
+    """Every tensor's alignment and strides; an empty tensor has no address and counts as aligned."""
+    spots = {}
+    for name, spec in specs.items():
+        layout = layouts.get(name, DENSE)
+        steps = strides(spec, layout)
+        start = layout.offset * spec.itemsize
+        if layout.fence != "none":  # from the start of a memory page, or up to the end of one
+            start = -extent(spec.shape, steps) * spec.itemsize if layout.fence == "above" else 0
+        spots[name] = Spot(start, steps)
+    for page in pages:
+        spots |= _placed_in_page(page, specs, layouts)
+    return {
+        name: Spot(0 if 0 in specs[name].shape else spot.start % GROUND, spot.strides)
+        for name, spot in spots.items()
+    }
+
+
+def _placed_in_page(
+    page: Page, specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout]
+) -> dict[str, Spot]:
+    starts, pitch = page_parts(page, specs, layouts)
+    base = page.offset + -page.offset % max(specs[name].itemsize for name in page.members)
+    if page.fence != "none":
+        base = -pitch * specs[page.members[0]].shape[0] if page.fence == "above" else 0
+    return {
+        name: Spot(
+            base + start,
+            (pitch // specs[name].itemsize, *strides(specs[name], layouts.get(name, DENSE))[1:]),
+        )
+        for name, start in starts.items()
+    }
+
+
+def page_parts(
+    page: Page, specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout]
+) -> tuple[dict[str, int], int]:
+    """The byte where each member starts in its page, and the bytes from one page to the next."""
+    at, starts = 0, {}
+    for name, gap in zip(page.members, page.gaps or (0,) * len(page.members), strict=True):
+        spec = specs[name]
+        at += gap
+        at += -at % spec.itemsize
+        starts[name] = at
+        at += extent(spec.shape[1:], strides(spec, layouts.get(name, DENSE))[1:]) * spec.itemsize
+    at += page.tail
+    return starts, at + -at % max(specs[name].itemsize for name in page.members)
+
+
 def check_layout(spec: TensorSpec, layout: Layout) -> None:
     """Raise ``ValueError`` if ``layout`` asks for what ``spec`` does not allow."""
     ndim = len(spec.shape)
@@ -149,8 +213,9 @@ def check_layout(spec: TensorSpec, layout: Layout) -> None:
         )
     if min((layout.offset, *layout.gaps)) < 0:
         raise ValueError(f"layout of {spec.name} needs offset and gaps of at least 0; found {layout}")
-    inner_moved = any(layout.gaps[1:]) or layout.order not in ((), tuple(range(ndim)))
-    if spec.strided != "any" and inner_moved:
+    still = layout.gaps[-1:] if spec.strided == "inner" else layout.gaps[1:]
+    moved = any(still) or layout.order not in ((), tuple(range(ndim)))
+    if spec.strided != "any" and moved:
         raise ValueError(f"layout of {spec.name} may not move its trailing dimensions; found {layout}")
     if spec.strided == "dense" and any(layout.gaps):
         raise ValueError(f"layout of {spec.name} must be dense; found {layout}")

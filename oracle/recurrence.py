@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from oracle.tracked import Arithmetic, Tracked, constant, exact, larger, select
+from oracle.tracked import Arithmetic, Tracked, U, constant, exact, larger, select
 
 EPS = 1e-6
 
@@ -53,7 +53,7 @@ def fold(state: Tracked, k: Tracked, g: Tracked, u: Tracked, tokens: torch.Tenso
 
     S_n = S_0 e^{L_{n-1}} + sum_{t<n} u_t (k^_t e^{L_{n-1} - L_t})^T with raw keys ``k``, in
     either of two orders: token by token forwards, or backwards with the decay accumulated. The
-    bound holds for both.
+    bound holds for both; for a factored arithmetic also for the formula as it stands.
     """
     k, decay = normalise(k, ar), ar.exp(g)
     active = [(t < tokens)[:, None, None, None] for t in range(k.v.shape[2])]
@@ -67,7 +67,40 @@ def fold(state: Tracked, k: Tracked, g: Tracked, u: Tracked, tokens: torch.Tenso
     for t in reversed(range(len(active))):
         added = select(active[t], ar.add(added, ar.mul(update[t], through)), added)
         through = select(active[t], ar.mul(through, _row(decay[:, :, t])), through)
-    return larger(forwards, ar.add(ar.mul(state, through), added))
+    result = larger(forwards, ar.add(ar.mul(state, through), added))
+    return larger(result, _fold_by_differences(state, k, g, u, active, ar)) if ar.factored else result
+
+
+def cumulative(g: Tracked, ar: Arithmetic) -> list[Tracked]:
+    """L_t = g_0 + .. + g_t along the token axis (the third), each [N, H, K].
+
+    The error of L_t is that of L_i plus what tokens i + 1 to t add: an implementation's
+    difference of two is off by no more than the difference of their errors.
+    """
+    total = g[:, :, 0]
+    logs = [total]
+    for t in range(1, g.v.shape[2]):
+        total = ar.add(total, g[:, :, t])
+        logs.append(total)
+    return logs
+
+
+def _fold_by_differences(
+    state: Tracked, k: Tracked, g: Tracked, u: Tracked, active: list[torch.Tensor], ar: Arithmetic
+) -> Tracked:
+    """The fold with e^{L_{n-1} - L_t} from differences of cumulative decays; ``k`` normalised."""
+    logs = cumulative(g, ar)
+    last = logs[0]
+    for t, on in enumerate(active):
+        last = select(on[..., 0], logs[t], last)
+    acc = ar.mul(state, _row(ar.exp(last)))
+    for t, on in enumerate(active):
+        v = last.v - logs[t].v
+        span = Tracked(v, (last.e - logs[t].e).clamp(min=0.0) + U * (v.abs() + last.e))
+        # Past a row's last token the span is not a decay; nothing of it is used.
+        scaled = ar.mul(k[:, :, t], ar.exp(Tracked(span.v.clamp(max=0.0), span.e)))
+        acc = select(on, ar.add(acc, ar.mul(_expand(u[:, :, t]), _row(scaled))), acc)
+    return acc
 
 
 def closed_form(

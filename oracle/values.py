@@ -223,6 +223,13 @@ REGIMES: dict[str, dict[str, Regime]] = {
         "extreme": _binades(-126, 60),
         "specials": _specials,
     },
+    # A projection: what the convolution makes keys, queries and values of.
+    "mixed_qkv": {
+        **_ACTIVATIONS,
+        "tiny": _normal(2.0**-12),
+        "aligned": _aligned,
+        "alternating": _alternating,
+    },
     "bias": {"normal": _normal(), "zero": _ZERO, "near_one": _choice(-1.015625, 1.0), "specials": _specials},
 }
 """Per table, its regimes; the first is what an unnamed regime means and what shrinking aims at."""

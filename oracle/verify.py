@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from oracle.calls.fused_verify import FusedVerify
 from oracle.calls.verify import Verify
 from oracle.case import Case
 from oracle.expectation import Cells, Expected
@@ -30,7 +31,7 @@ class LiveRows:
     valid: Tensor
 
 
-def live_rows(call: Verify) -> LiveRows:
+def live_rows(call: Verify | FusedVerify) -> LiveRows:
     """Gather the live rows of a call."""
     rows = [i for i in range(call.rows) if call.live(i)]
     position = torch.arange(call.window)
@@ -38,9 +39,8 @@ def live_rows(call: Verify) -> LiveRows:
     length = torch.tensor([call.qlens[i] for i in rows], dtype=torch.long)[:, None]
     valid = position < length
     token = torch.where(valid, start + position, 0)
-    return LiveRows(
-        torch.tensor(rows, dtype=torch.long), torch.tensor([call.slots[i] for i in rows]), token, valid
-    )
+    slots = torch.tensor([call.slots[i] for i in rows], dtype=torch.long)
+    return LiveRows(torch.tensor(rows, dtype=torch.long), slots, token, valid)
 
 
 def expect_verify(case: Case, values: Values, ar: Arithmetic) -> Expected:

@@ -158,7 +158,8 @@ CREATE: list[tuple[str, str, Change]] = [
     ("conv-dtype", r"needs conv states alike", part(0, lambda x: x.bfloat16(), 1)),
     ("conv-device", r"needs conv states alike", part(0, lambda x: x.to("meta"))),
     ("conv-slots", r"needs conv states alike", part(0, lambda x: x[1:])),
-    ("cute", r"backend 'triton'; found 'cute', which is not built yet", lambda a: a.update(backend="cute")),
+    ("cute", r"CuTe commit needs states of 128 x 128", lambda a: a.update(backend="cute")),
+    ("backend", r"backend 'triton' or 'cute'; found 'cuda'", lambda a: a.update(backend="cuda")),
 ]
 COMMIT: list[tuple[str, str, Change]] = [
     (

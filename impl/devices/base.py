@@ -1,6 +1,7 @@
 """What an execution device is: memory made of fenced segments, filled from a host image."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -31,16 +32,34 @@ class Memory(Protocol):
         """A 1-D tensor of ``count`` elements that starts ``offset`` bytes into a segment."""
 
 
-class Device(Protocol):
-    """A place to run implementations."""
+@dataclass(frozen=True)
+class Variant:
+    """One of the ways in which a device runs a case; all must leave the same bytes."""
 
-    name: str
+    name: str = ""
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+class Host(Protocol):
+    """A place for memory."""
 
     def memory(self, segments: Sequence[Segment]) -> Memory:
         """Memory for these segments, valid until the next call."""
 
-    def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
-        """Capture ``run`` in a graph, ``restore`` memory, replay; without graphs it just runs."""
-
     def synchronize(self) -> None:
         """Wait until the device is idle; raises what a kernel left behind."""
+
+
+class Device(Host, Protocol):
+    """A place to run implementations."""
+
+    name: str
+
+    def share(self, views: Mapping[str, torch.Tensor], written: frozenset[str]) -> None:
+        """Learn what the call's tensors are, and which of them it may write; most devices ignore it."""
+
+    def variants(self, seed: int) -> Sequence[Variant]:
+        """The ways to run a case of this seed, at least one."""
+
+    def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
+        """Capture ``run`` in a graph, ``restore`` memory, replay; without graphs it just runs."""

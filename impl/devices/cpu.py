@@ -8,13 +8,13 @@ harness runs cases in a child process and reports its death as the case's failur
 import ctypes
 import mmap
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from impl.contract import UnavailableError
-from impl.devices.base import Segment, T
+from impl.devices.base import Segment, T, Variant
 
 _PROT_NONE, _PROT_RW = 0, 3
 _PRIVATE_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -101,6 +101,13 @@ class CpuDevice:
             mappings.append(pool[index])
             used[size] += 1
         return CpuMemory(segments, mappings)
+
+    def share(self, views: Mapping[str, torch.Tensor], written: frozenset[str]) -> None:
+        """Nothing is checked against it."""
+
+    def variants(self, seed: int) -> Sequence[Variant]:
+        """There is one way."""
+        return (Variant(),)
 
     def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
         """There are no graphs: runs it."""

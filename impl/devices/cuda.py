@@ -1,12 +1,12 @@
 """The cuda device: compiled kernels on a GPU, all segments in one buffer that is used again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from impl.contract import UnavailableError
-from impl.devices.base import Segment, T
+from impl.devices.base import Segment, T, Variant
 
 _SLACK = 512
 """Bytes kept free round the segments, so that a near miss stays inside the buffer and is seen."""
@@ -54,6 +54,13 @@ class CudaDevice:
             self._buffer = torch.empty(2 * size + 2 * _SLACK, dtype=torch.uint8, device="cuda")
             self._staging = torch.empty(2 * size, dtype=torch.uint8, pin_memory=True)
         return CudaMemory(self._buffer, self._staging, segments)
+
+    def share(self, views: Mapping[str, torch.Tensor], written: frozenset[str]) -> None:
+        """Nothing is checked against it."""
+
+    def variants(self, seed: int) -> Sequence[Variant]:
+        """There is one way."""
+        return (Variant(),)
 
     def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
         """Run once to compile, capture, and replay from the starting bytes."""

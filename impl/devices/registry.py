@@ -2,24 +2,27 @@
 
 import importlib.util
 import os
+from collections.abc import Sequence
 
 from impl.contract import UnavailableError
 from impl.devices.base import Device
 
-NAMES = ("cpu", "cuda")
+NAMES = ("cpu", "cuda", "emulator")
 
 
-def default() -> str:
-    """The best device at hand: a GPU if there is one, else the CPU."""
+def default(implementations: Sequence[str] = ()) -> str:
+    """The best device at hand: a GPU if there is one, else the CPU; the emulator for CuTe kernels alone."""
     import torch
 
+    if implementations and all(name.endswith(":cute") for name in implementations):
+        return "emulator"
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def open_device(name: str) -> Device:
     """The device called ``name``; ``UnavailableError`` in one line if it cannot be had.
 
-    Opening the CPU device switches Triton to its interpreter for the whole process, so a
+    Opening the CPU device or the emulator switches Triton to its interpreter for the whole process, so a
     process serves one device.
     """
     if name not in NAMES:
@@ -30,6 +33,10 @@ def open_device(name: str) -> Device:
         from impl.devices.cpu import CpuDevice
 
         return CpuDevice()
+    if name == "emulator":
+        from impl.devices.emulator import EmulatorDevice
+
+        return EmulatorDevice()
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise UnavailableError("device cuda needs compiled kernels; unset TRITON_INTERPRET")
     from impl.devices.cuda import CudaDevice

@@ -451,7 +451,8 @@ class KDARecoverSSMCommitContext:
         A layer has ``A_log [H]``, ``dt_bias [H*K]``, ``local_num_heads``, ``head_dim`` (K),
         ``gate_lower_bound`` and ``kv_cache``: conv and state beside ``recoverssm_records`` (one
         record row per batch row), or conv, state, correction and key/gate (one per state slot).
-        ``ValueError`` for layers that do not fit together.
+        ``backend`` chooses the fold: "cute" is one launch of its own, for K = V = 128, bf16 and a
+        lower bound. ``ValueError`` for layers that do not fit together, or not the backend.
         """
         if not layers:
             raise ValueError("KDA commit needs at least one layer; found none")
@@ -468,8 +469,8 @@ class KDARecoverSSMCommitContext:
         _check_records(states[0], corrections, key_gates, spec_query_len, None if by_slot else max_num_reqs)
         _check_gates(layers, states[0])
         convs = _conv_states(layers, states[0], spec_query_len)
-        if backend != "triton":
-            raise ValueError(f"KDA commit needs backend 'triton'; found {backend!r}, which is not built yet")
+        if backend not in ("triton", "cute"):
+            raise ValueError(f"KDA commit needs backend 'triton' or 'cute'; found {backend!r}")
 
         device, (heads, value_dim, key_dim) = states[0].device, states[0].shape[1:]
         table = _table(convs, states, corrections, key_gates).to(device)
@@ -486,7 +487,7 @@ class KDARecoverSSMCommitContext:
             "BOUNDED": lower_bound is not None,
             "BY_SLOT": by_slot,
         }
-        return cls(
+        made = cls(
             **{name: row[: len(layers)] for name, row in zip(_TABLE, table, strict=False)},
             conv_states=tuple(convs),
             conv_history_len=history,
@@ -519,6 +520,16 @@ class KDARecoverSSMCommitContext:
             ),
             _options=options,
         )
+        if backend == "cute":
+            from impl.cute.host import check_commit
+
+            check_commit(made)
+        return made
+
+    @property
+    def by_slot(self) -> bool:
+        """Whether records lie at state slots, not at batch rows."""
+        return bool(self._options["BY_SLOT"])
 
     def commit(
         self,
@@ -543,7 +554,13 @@ class KDARecoverSSMCommitContext:
         index = (num_accepted_tokens, state_indices, query_start_loc)
         align = (block_table, num_computed_tokens, mamba_block_size)
         self._check(rows, index, request_indices, align)
-        self._launch(rows, index, request_indices, align, self.checkpoints[0].shape[1])
+        if self.backend == "triton":
+            self._launch(rows, index, request_indices, align, self.checkpoints[0].shape[1])
+            return
+        from impl.cute.host import cute_recoverssm_commit
+
+        self._plan_and_compact(rows, index, request_indices, align)
+        cute_recoverssm_commit(self, state_indices, rows, align=block_table is not None)
 
     def _plan_and_compact(
         self,
@@ -584,6 +601,8 @@ class KDARecoverSSMCommitContext:
                 f"KDA commit needs mamba_block_size of at least the window {self.spec_query_len}; "
                 f"found {block_size}"
             )
+        if self.backend == "cute" and index[1].dtype != torch.int32:
+            raise ValueError(f"the CuTe commit needs int32 state_indices; found {index[1].dtype}")
         if blocks is not None and blocks.ndim != 2:
             raise ValueError(
                 f"KDA commit needs a block table of [requests, columns]; found {tuple(blocks.shape)}"

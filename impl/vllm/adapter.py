@@ -11,15 +11,18 @@ from impl.vllm.source import SourceError, resolve, split_flavour
 def implementation(text: str) -> Implementation:
     """The kernels of a vLLM source: ``vllm``, ``vllm:PATH``, ``vllm@VERSION`` or ``vllm:REPO@REV``.
 
-    ``UnavailableError`` says in one line why it cannot be had.
+    With ``:cute`` behind it, they are the CuTe kernels. ``UnavailableError`` says in one line why it
+    cannot be had.
     """
     source_text, flavour = split_flavour(text)
-    if flavour == "cute":
-        raise UnavailableError(f"{text}: the CuTe kernels need the emulator device, which is not built yet")
     try:
         loaded = load(resolve(source_text))
     except SourceError as error:
         raise UnavailableError(f"{text}: {error}") from None
+    if flavour == "cute":
+        from impl.vllm.cute import implementation as cute
+
+        return cute(text, loaded)
     operations: dict[str, Callable[..., object]] = {}
     absent: dict[str, str] = {}
     for operation, find in _finders(loaded).items():

@@ -23,7 +23,7 @@ _RECOVERSSM = "vllm.models.kimi_k3.nvidia.ops.recoverssm"
 _CONV = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
 _PACKED_CONV = "vllm.models.kimi_k3.nvidia.ops.kda_conv"
 _CUTE = "vllm.models.kimi_k3.nvidia.recoverssm.kernels"
-_CUTE_INSTALL = 'install the CuTe DSL: pip install "nvidia-cutlass-dsl[cu13]"'
+_CUTE_INSTALL = 'install the CuTe DSL: pip install "kdafuzz[cute]"'
 
 RecordLayout = Literal["row", "slot"]
 

@@ -2,10 +2,11 @@
 
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.fused_verify import FusedVerify
 from oracle.calls.serve import Serve
 from oracle.calls.verify import Verify
 
-AnyCall = Verify | ConvUpdate | ConvPrefill | PackedConv | Commit | Serve
+AnyCall = Verify | ConvUpdate | ConvPrefill | PackedConv | Commit | FusedVerify | Serve
 
 CALLS = {
     "verify": Verify,
@@ -13,6 +14,7 @@ CALLS = {
     "conv_prefill": ConvPrefill,
     "packed_conv": PackedConv,
     "commit": Commit,
+    "fused_verify": FusedVerify,
     "serve": Serve,
 }
 """Per operation, as ``--op`` names it, the struct that describes a call of it."""

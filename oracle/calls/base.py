@@ -5,12 +5,12 @@ rows), the rows of its batch. The methods here are all that values, relations, l
 the minimiser know of it, so an operation is added by a subclass and an oracle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
-from oracle.layout import TensorSpec
+from oracle.layout import Layout, Page, TensorSpec
 
 NULL_SLOT = 0
 PAD_SLOT = -1
@@ -134,6 +134,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def check(self) -> None:
         """Raise ``ValueError`` where the call is outside the contract."""
         self._check_rows()
+
+    def check_memory(self, layouts: Mapping[str, Layout], pages: Sequence[Page]) -> None:
+        """Raise ``ValueError`` where the memory is outside the contract of this operation."""
+
+    def path(self, layouts: Mapping[str, Layout], pages: Sequence[Page]) -> str:
+        """The code path that a call in this memory must take; empty where none is laid down."""
+        return ""
 
     def _check_rows(self) -> None:
         n = self.rows

@@ -14,7 +14,7 @@ from oracle.codec import canonical
 from tests.strategies.cases import cases
 
 T = TypeVar("T")
-OPERATIONS = ("verify", "conv_update", "conv_prefill", "packed_conv", "commit")
+OPERATIONS = ("verify", "conv_update", "conv_prefill", "packed_conv", "commit", "fused_verify")
 MORE = settings(max_examples=4 * settings().max_examples)
 """For examples of a few milliseconds each."""
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracle.calls import AnyCall
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
+from oracle.calls.fused_verify import FusedVerify
 from oracle.calls.verify import Verify
 from oracle.case import Case
 from oracle.codec import CaseError, canonical, case_from_json
@@ -27,6 +28,7 @@ BASES: dict[str, AnyCall] = {
         **ROWS, channels=128, part_dim=64, state_len=3, most_tokens=9, initial=(True, False, True)
     ),
     "commit": Commit(**ROWS, **HEADS, channels=3, state_len=6, accepted=(4, 1, 0)),
+    "fused_verify": FusedVerify(**ROWS, heads=1, window=4, capacity=3, accepted=(4, 1, 2)),
 }
 ALIGN: dict[str, Any] = {"block_size": 4, "computed": (2, 0, 0), "table": ((2, 4), (1, 0), (5, 0))}
 EACH = pytest.mark.parametrize("op", BASES)
@@ -84,6 +86,14 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("conv_update", {"state_len": 5, "qlens": (1, 1, 2)}, "a history ends past its stored row"),
     ("conv_update", {"accepted": (1, 1, 1), "state_len": 5}, "a rolled row is longer than the stored one"),
     ("conv_update", {"null_block": None, "slots": (0, 0, 5)}, "two live rows share a slot"),
+    ("fused_verify", {"accepted": (1, 2)}, "qlens, slots, ids, hostile and accepted need one entry a row"),
+    ("fused_verify", {"accepted": ()}, "accepted needs one entry a row"),
+    ("fused_verify", {"accepted": (0, 4, 1)}, "accepted counts lie between 1 and the window"),
+    ("fused_verify", {"accepted": (2, 5, 1)}, "accepted counts lie between 1 and the window"),
+    ("fused_verify", {"qlens": (5, 1, 2)}, "a row has more tokens than the window"),
+    ("fused_verify", {"capacity": 2}, "capacity is below the number of rows"),
+    ("fused_verify", {"lower_bound": -22.0625}, r"\|lower_bound\| times the window is above 88"),
+    ("fused_verify", {"slots_dtype": "int64"}, "index vectors of a fused verify are int32"),
     ("conv_prefill", {"initial": (True,)}, "qlens, slots, ids, hostile and initial need one entry a row"),
     ("conv_prefill", {"initial": ()}, "initial needs one entry a row"),
     ("conv_prefill", {"width": 5, "state_len": 9}, "prefill takes widths 2 to 4"),
@@ -157,6 +167,8 @@ def test_calls_outside_the_contract(op: str, changes: dict[str, Any], sentence: 
         ("conv_update", {"accepted": (), "state_len": 3}),
         ("conv_prefill", {"initial": (False,) * 3, "tail": 5}),
         ("packed_conv", {"channels": 192, "part_dim": 192}),
+        ("fused_verify", {"slots": (0, 3, -1), "lower_bound": -22.0}),
+        ("fused_verify", {"slots": (3, 3, 5), "qlens": (4, 0, 2), "tail": 40}),
         ("commit", ALIGN),
         ("commit", {**ALIGN, "table": ((3, 4), (1, 0), (5, 0))}),
         ("commit", {**ALIGN, "table": ((2, 3), (1, 0), (5, 0))}),
@@ -180,6 +192,11 @@ def test_calls_inside_the_contract(op: str, changes: dict[str, Any]) -> None:
         ("conv_update", "conv", "float16"),
         ("conv_prefill", "most_tokens", 0),
         ("packed_conv", "part_dim", 0),
+        ("fused_verify", "window", 9),
+        ("fused_verify", "heads", 0),
+        ("fused_verify", "taps", "float16"),
+        ("fused_verify", "lower_bound", None),
+        ("fused_verify", "lower_bound", -88.5),
         ("commit", "layers", 0),
         ("commit", "records", "both"),
         ("commit", "computed", [-1, 0, 0]),
@@ -216,6 +233,9 @@ def test_only_keeps_what_is_a_row_s(case: Case, data: st.DataObject) -> None:
             assert fewer.capacity - fewer.rows == call.capacity - call.rows
     if isinstance(call, Verify) and call.records == "row":
         assert isinstance(fewer, Verify)
+        assert fewer.capacity - fewer.rows == call.capacity - call.rows
+    if isinstance(call, FusedVerify):
+        assert isinstance(fewer, FusedVerify)
         assert fewer.capacity - fewer.rows == call.capacity - call.rows
     if not isinstance(call, Commit):
         assert fewer.tail <= call.tail

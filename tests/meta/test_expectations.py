@@ -5,6 +5,7 @@ invariants that a call claims hold of the oracle's own numbers.
 """
 
 import math
+from dataclasses import replace as replaced
 
 import msgspec
 import pytest
@@ -43,7 +44,7 @@ def perfect(case: Case, values: Values, expected: Expected) -> Observation:
         target = after.setdefault(name, torch.full(spec.shape, 7, dtype=DTYPES[spec.dtype]))
         number = cells.value if cells.via is None else cells.value.float().to(cells.via)
         target[cells.written] = number[cells.written].to(target.dtype)
-    return Observation(before, after)
+    return Observation(before, after, path=expected.path)
 
 
 @over(any_cases())
@@ -82,7 +83,7 @@ def test_any_other_cell_is_a_problem(case: Case, at: int) -> None:
                 continue  # perhaps not far enough
         else:
             bits(wrong)[place] ^= 1
-        verdict = judge(expected, Observation(seen.before, {**seen.after, name: wrong}))
+        verdict = judge(expected, replaced(seen, after={**seen.after, name: wrong}))
         wanted = [(name, place, 1)] if _claimed(cells, place, right) else []
         assert [(p.tensor, p.index, p.count) for p in verdict.problems] == wanted, name
 

@@ -21,6 +21,8 @@ Property = Callable[[Array], None]
 
 def sample(name: str, regime: str) -> Array:
     """A table's values as ``[head, token or value row, channel]`` in float64."""
+    if name == "mixed_qkv":
+        return _of_a_projection(name, regime)
     if name in ("x", "conv_state", "weight", "bias"):
         return _of_a_convolution(name, regime)
     if name in ("correction", "key_gate"):
@@ -34,6 +36,13 @@ def _of_a_convolution(name: str, regime: str) -> Array:
     x = build(Case(call=call, regimes={name: regime}, seed=99)).tensors[name].double()
     x = x[1] if name == "conv_state" else x
     return np.asarray(x.reshape(1, x.shape[0], -1).numpy())
+
+
+def _of_a_projection(name: str, regime: str) -> Array:
+    """As drawn: a case rounds it to bf16. Every head is a row with a stream of its own."""
+    draw = REGIMES[name][regime]
+    rows = [draw(Stream(99, name, row, 0), (TOKENS, CHANNELS)) for row in range(HEADS)]
+    return np.stack(rows).astype(np.float32).astype(np.float64)
 
 
 def _of_a_commit(name: str, regime: str) -> Array:
@@ -243,6 +252,7 @@ PROPERTIES: dict[str, dict[str, Property]] = {
         "extreme": binades(-126, 60),
         "specials": specials,
     },
+    "mixed_qkv": ACTIVATIONS | {"tiny": tiny, "aligned": aligned, "alternating": alternating},
     "bias": {"normal": normal(1.0), "zero": zero, "near_one": among(-1.015625, 1.0), "specials": specials},
 }
 ALL = [(name, regime) for name, table in REGIMES.items() for regime in table]

@@ -12,13 +12,14 @@ from impl.contract import Domain, Implementation, Records
 from oracle.buckets import BUCKETS, EXAMPLES, buckets
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvUpdate
+from oracle.calls.fused_verify import FusedVerify
 from oracle.case import Case
 from oracle.judge import Problem, Verdict
 from oracle.layout import DENSE, TensorSpec
 from oracle.values import REGIMES
 from tests.meta.drawn import OPERATIONS, sample
 from tests.strategies.cases import CASES, MAKERS, cases
-from tests.strategies.values import COMMIT_THEMES, CONV_THEMES, regimes, verify_themes
+from tests.strategies.values import COMMIT_THEMES, CONV_THEMES, FUSED_THEMES, regimes, verify_themes
 from tests.strategies.variants import palette
 
 BIAS = TensorSpec(name="bias", axes=("channel",), shape=(64,), dtype="float32", role="parameter")
@@ -39,7 +40,7 @@ def test_every_bucket_is_reached(op: str) -> None:
     assert left == set()
 
 
-THEMED = {"verify": verify_themes(bounded=True), "commit": COMMIT_THEMES}
+THEMED = {"verify": verify_themes(bounded=True), "commit": COMMIT_THEMES, "fused_verify": FUSED_THEMES}
 
 
 @EACH
@@ -149,6 +150,8 @@ def test_cases_of_a_palette_stay_in_it(op: str) -> None:
         seen |= set(fits)
         heads = getattr(call, "heads", None)
         assert heads is None or any(heads in chosen[i].heads for i in fits)
+        if op == "fused_verify":  # its kernels take strides as arguments
+            continue
         # Pages keep every divisibility; a variant of odd strides or other orders has none.
         fits = [i for i in fits if not case.pages or not (chosen[i].skewed or chosen[i].ordered)]
         assert any(_skew(case, chosen[i].skewed or ()) for i in fits)
@@ -214,6 +217,18 @@ DOMAINS = {
         states=("bfloat16",),
         index_dtypes=("int32",),
     ),
+    "cute": Domain(
+        records=("row",),
+        head_dims=((128, 128),),
+        heads=(1, 2, 3, 4),
+        windows=(1, 2, 3, 4, 5, 6, 7, 8),
+        activations=("bfloat16",),
+        states=("bfloat16",),
+        index_dtypes=("int32",),
+        dense_inside=("state", "correction", "key_gate"),
+        aligned=("state", "correction", "key_gate"),
+        bounded_only=True,
+    ),
 }
 
 
@@ -238,7 +253,33 @@ def test_nothing_outside_a_domain_is_drawn(op: str, name: str, variants: int) ->
     assert restricted > 10
 
 
-@pytest.mark.parametrize("name", ["no-pads", "row"])
+def test_a_commit_of_compiled_kernels() -> None:
+    """Any number of heads that there is a kernel for, several layers, shared pages; strides but no others."""
+    heads, layers, found = set(), set(), set()
+    for case in sample(CASES["commit"](domain=DOMAINS["cute"]), 10):
+        call = case.call
+        assert isinstance(call, Commit)
+        heads.add(call.heads)
+        layers.add(call.layers)
+        found |= {"page"} if case.pages else set()
+        for name, layout in case.layouts.items():
+            found |= {name.partition(".")[0]} if any(layout.gaps) else set()
+    assert (heads, layers) == ({1, 2, 3, 4}, {1, 2, 3})
+    assert {"page", "state", "correction", "key_gate", "conv_state"} <= found
+
+
+@pytest.mark.parametrize("variants", [1, 4])
+def test_a_palette_bounds_what_is_compiled(variants: int) -> None:
+    """Kernels of a fused verify differ by heads, window, storage, taps and path: at most two per variant."""
+    found = set()
+    for case in sample(cases("fused_verify", Domain(), seed=3, variants=variants), 10):
+        call = case.call
+        assert isinstance(call, FusedVerify)
+        found.add((call.heads, call.window, call.dim_first, call.taps))
+    assert 1 <= len(found) <= variants
+
+
+@pytest.mark.parametrize("name", ["no-pads", "row", "cute"])
 def test_a_domain_restricts(name: str) -> None:
     """The check above can fail: a case drawn without the restriction is not taken."""
     taking = Implementation(name="r", operations={"verify": by_row, "commit": nothing}, domain=DOMAINS[name])

@@ -10,6 +10,7 @@ from oracle.tracked import (
     ANY_ORDER,
     ARITHMETICS,
     COMPILED,
+    FACTORED,
     FLT_MAX,
     INTERPRETED,
     Arithmetic,
@@ -218,8 +219,8 @@ def test_a_constant_covers_its_rounding() -> None:
 
 
 def test_lookup_names_what_there_is() -> None:
-    assert {arithmetic(*key) for key in ARITHMETICS} == {COMPILED, INTERPRETED, ANY_ORDER}
-    with pytest.raises(ValueError, match="no arithmetic 'exact' on cpu; declare one of: any-order-fp32, seq"):
+    assert {arithmetic(*key) for key in ARITHMETICS} == {COMPILED, INTERPRETED, ANY_ORDER, FACTORED}
+    with pytest.raises(ValueError, match="no arithmetic 'exact' on cpu; declare one of: any-order-fp32, fac"):
         arithmetic("exact", "cpu")
 
 

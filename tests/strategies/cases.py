@@ -16,6 +16,7 @@ from tests.strategies.conv import (
     prefill_cases,
     update_cases,
 )
+from tests.strategies.fused_verify import fused_cases, make_fused
 from tests.strategies.serve import make_serve, serve_cases
 from tests.strategies.variants import Maker, Variant, make_verify, palette
 from tests.strategies.verify import verify_cases
@@ -26,6 +27,7 @@ CASES: dict[str, Callable[..., st.SearchStrategy[Case]]] = {
     "conv_prefill": prefill_cases,
     "packed_conv": packed_cases,
     "commit": commit_cases,
+    "fused_verify": fused_cases,
     "serve": serve_cases,
 }
 """Per operation, its strategy."""
@@ -35,6 +37,7 @@ MAKERS: dict[str, Maker] = {
     "conv_prefill": make_prefill,
     "packed_conv": make_packed,
     "commit": make_commit,
+    "fused_verify": make_fused,
     "serve": make_serve,
 }
 """Per operation, what makes the variants of its palette."""

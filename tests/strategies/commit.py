@@ -29,6 +29,7 @@ CHANNELS = (8, 1, 3, 24, 48, 256, 260)
 def make_commit(choose: Choose, domain: Domain, free: bool) -> Variant:
     """A variant of commit: asks ``choose(name, options)``; the first option is the simplest."""
     key_dim, value_dim = choose("head_dims", domain.head_dims or HEAD_DIMS)
+    bounds = tuple(bound for bound in BOUNDS if bound is not None) if domain.bounded_only else BOUNDS
     window = choose("window", domain.windows or (4, 1, 2, 3, 5, 8))
     fields = {
         "key_dim": key_dim,
@@ -42,7 +43,7 @@ def make_commit(choose: Choose, domain: Domain, free: bool) -> Variant:
         "activation": choose("activation", domain.activations or ACTIVATIONS),
         "state": choose("state", domain.states or ("float32", "bfloat16")),
         "conv": choose("conv", ("float32", "bfloat16")),
-        "lower_bound": choose("lower_bound", BOUNDS),
+        "lower_bound": choose("lower_bound", bounds),
         **index_dtypes(
             choose,
             domain,
@@ -57,7 +58,10 @@ def make_commit(choose: Choose, domain: Domain, free: bool) -> Variant:
         "mapped": choose("mapped", (False, True)),
     }
     strided = ("conv_state", "state", "correction", "key_gate", "state_indices", "block_table")
-    return Variant(fields, **({} if free else skewed_and_heads(choose, strided)))
+    how = {} if free else skewed_and_heads(choose, strided)
+    if domain.heads:
+        how["heads"] = (choose("heads", domain.heads),)
+    return Variant(fields, **how)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def commit_cases(
     variant = draw(variants(make_commit, domain, palette))
     fields = dict(variant.fields)
     aligned, mapped = fields.pop("aligned"), fields.pop("mapped")
-    large = palette is None and fields["key_dim"] * fields["value_dim"] >= 4096
+    large = not domain.heads and palette is None and fields["key_dim"] * fields["value_dim"] >= 4096
     if large:
         fields["layers"] = min(fields["layers"], 2)
     heads = draw(st.sampled_from((1, 2) if large else variant.heads))

@@ -231,6 +231,63 @@ def _pages(draw: st.DrawFn, members: list[str], *, wall: Fence) -> Page:
     )
 
 
+def aligned(
+    specs: dict[str, TensorSpec], layouts_: dict[str, Layout], pages: Sequence[Page], names: Sequence[str]
+) -> Arrangement:
+    """The arrangement with the tensors of ``names`` moved on to multiples of 16 bytes.
+
+    Offsets, leading gaps and the gaps of their pages grow; a fence that cannot be kept goes.
+    """
+    result = dict(layouts_)
+    paged = {name for page in pages for name in page.members}
+    for name, layout in layouts_.items():
+        spec = specs[name]
+        if name.partition(".")[0] not in names or name in paged:
+            continue
+        grain = _BYTES // spec.itemsize
+        gaps = list(layout.gaps or (0,) * len(spec.shape))
+        if len(spec.shape) > 1:
+            gaps[0] += -strides(spec, layout)[0] % grain
+        moved = Layout(
+            layout.offset + -layout.offset % grain,
+            tuple(gaps) if any(gaps) else (),
+            layout.order,
+            layout.fence,
+        )
+        size = extent(spec.shape, strides(spec, moved)) * spec.itemsize
+        if moved.fence == "above" and size % _BYTES:
+            moved = Layout(moved.offset, moved.gaps, moved.order)
+        result[name] = moved
+    whole = tuple(
+        _page_on_grain(page, specs, layouts_)
+        if any(name.partition(".")[0] in names for name in page.members)
+        else page
+        for page in pages
+    )
+    return alike(specs, {name: layout for name, layout in result.items() if layout != DENSE}), whole
+
+
+_BYTES = 16
+
+
+def _page_on_grain(page: Page, specs: dict[str, TensorSpec], layouts_: dict[str, Layout]) -> Page:
+    """The page with every member on a multiple of 16 bytes, and whole multiples of them long."""
+    gaps, at = [], 0
+    for name, gap in zip(page.members, page.gaps or (0,) * len(page.members), strict=True):
+        grown = gap + -(at + gap) % _BYTES
+        gaps.append(grown)
+        spec = specs[name]
+        inner = strides(spec, layouts_.get(name, DENSE))[1:]
+        at += grown + extent(spec.shape[1:], inner) * spec.itemsize
+    return Page(
+        members=page.members,
+        gaps=tuple(gaps) if any(gaps) else (),
+        tail=page.tail + -(at + page.tail) % _BYTES,
+        offset=page.offset + -page.offset % _BYTES,
+        fence=page.fence,
+    )
+
+
 @st.composite
 def same_binary(
     draw: st.DrawFn, specs: dict[str, TensorSpec], layouts_: dict[str, Layout], pages: Sequence[Page]

@@ -40,6 +40,21 @@ COMMIT_THEMES: tuple[dict[str, str], ...] = (
     {"state": "zero", "dt_bias": "spread"},
     {"correction": "ties", "state": "ties", "key_gate": "one_hot"},
 )
+FUSED_THEMES: tuple[dict[str, str], ...] = (
+    {},
+    {},
+    {"raw_g": "fast", "A_log": "spread"},  # with a strong bound the decays reach e**-88
+    {"raw_g": "mixed", "A_log": "zero"},
+    {"raw_g": "slow", "raw_beta": "near_one", "mixed_qkv": "aligned", "conv_state": "zero"},
+    {"mixed_qkv": "alternating", "raw_beta": "near_one", "raw_g": "slow"},
+    {"mixed_qkv": "tiny", "conv_state": "zero"},  # eps decides
+    {"mixed_qkv": "near_one", "conv_state": "near_one", "weight": "near_one"},
+    {"mixed_qkv": "ties", "conv_state": "ties", "weight": "ties"},
+    {"mixed_qkv": "saturated", "weight": "near_one", "conv_state": "zero"},
+    {"weight": "one_hot", "mixed_qkv": "binades", "conv_state": "binades"},
+    {"mixed_qkv": "one_hot", "conv_state": "zero", "state": "one_hot"},
+    {"raw_g": "thresholds", "raw_beta": "thresholds", "dt_bias": "zero"},
+)
 CONV_THEMES: tuple[dict[str, str], ...] = (
     {},
     {"x": "near_one", "conv_state": "near_one", "weight": "near_one", "bias": "near_one"},

@@ -88,6 +88,7 @@ def index_dtypes(choose: Choose, domain: Domain, *names: str) -> dict[str, str]:
 
 def make_verify(choose: Choose, domain: Domain, free: bool) -> Variant:
     """A variant of verify: asks ``choose(name, options)``; the first option is the simplest."""
+    bounds = tuple(bound for bound in BOUNDS if bound is not None) if domain.bounded_only else BOUNDS
     activation = choose("activation", domain.activations or ACTIVATIONS)
     own_out = choose("own_out", (True, True, False))
     out = choose("out", (activation, "float32", "bfloat16", "float16", "float64")) if own_out else activation
@@ -101,10 +102,13 @@ def make_verify(choose: Choose, domain: Domain, free: bool) -> Variant:
         "own_out": own_out,
         "state": choose("state", domain.states or ("float32", "bfloat16")),
         **index_dtypes(choose, domain, "starts_dtype", "slots_dtype"),
-        "lower_bound": choose("lower_bound", BOUNDS),
+        "lower_bound": choose("lower_bound", bounds),
         "records": choose("records", domain.records),
     }
-    return Variant(fields, **({} if free else skewed_and_heads(choose, STRIDED)))
+    how = {} if free else skewed_and_heads(choose, STRIDED)
+    if domain.heads:
+        how["heads"] = (choose("heads", domain.heads),)
+    return Variant(fields, **how)
 
 
 def palette(make: Maker, seed: int, size: int, domain: Domain) -> tuple[Variant, ...]:

@@ -1,0 +1,49 @@
+"""``kdafuzz aot``: the CuTe kernels as libraries for machines without the DSL."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ci.executor import SuiteError
+from impl.cute.aot import build
+from impl.cute.compile import ARCHITECTURES, KERNELS, MAX_WINDOW, Variant, variants
+
+
+def command(arches: str, folder: Path, kernels: str, windows: str) -> int:
+    """Compile every variant asked for and print what each takes of an SM; the exit code is 0."""
+    wanted = [
+        each
+        for arch in _chosen("--arch", arches, ARCHITECTURES)
+        for kernel in _chosen("--kernel", kernels, tuple(KERNELS))
+        for each in variants(kernel, arch, _windows(windows))
+    ]
+    _build(wanted, folder)
+    return 0
+
+
+def _build(wanted: Sequence[Variant], folder: Path) -> None:
+    table = Table(title=escape(f"{len(wanted)} libraries in {folder}"), title_justify="left")
+    for heading in ("name", "registers", "shared memory", "stack frame"):
+        table.add_column(heading)
+    for entry in build(wanted, folder):
+        shared = "not told" if entry["shared"] is None else str(entry["shared"])
+        table.add_row(entry["name"], str(entry["registers"]), shared, str(entry["frame"]))
+    Console().print(table)
+
+
+def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise SuiteError(f"{option} must be some of {', '.join(known)}; found {text!r}")
+    return names
+
+
+def _windows(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(x.isdecimal() and 1 <= int(x) <= MAX_WINDOW for x in parts):
+        raise SuiteError(f"--window must be some of 1 to {MAX_WINDOW}; found {text!r}")
+    return [int(x) for x in parts]

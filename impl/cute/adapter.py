@@ -1,0 +1,90 @@
+"""The CuTe kernels of this project as an implementation: ``--impl cute``."""
+
+from typing import Any
+
+from impl.contract import Domain, Implementation
+from impl.cute.compile import MAX_WINDOW
+from impl.cute.host import CuteRecoverSSMVerify, compile_state_commit
+from impl.triton.commit import KDARecoverSSMCommitContext, set_conv_state_dim_first
+
+_HEADS = (1, 2, 3, 4, 5, 8, 16)
+_WINDOWS = tuple(range(1, MAX_WINDOW + 1))
+_ADDRESSED = ("state", "correction", "key_gate")
+"""Tensors of commit that its kernel finds by address and leading stride."""
+VERIFY_DOMAIN = Domain(records=("row",), heads=_HEADS, windows=_WINDOWS, bounded_only=True)
+COMMIT_DOMAIN = Domain(
+    head_dims=((128, 128),),
+    heads=_HEADS,
+    windows=_WINDOWS,
+    activations=("bfloat16",),
+    states=("bfloat16",),
+    index_dtypes=("int32",),
+    dense_inside=_ADDRESSED,
+    aligned=_ADDRESSED,
+    bounded_only=True,
+)
+
+
+def implementation() -> Implementation:
+    """Commit with the CuTe fold, and the fused verify; on a GPU or on the emulator."""
+    path = _Path()
+    return Implementation(
+        name="cute",
+        version="own",
+        operations={"commit": path.told_by_commit(), "fused_verify": path.told_by_verify()},
+        arithmetic="factored-fp32",
+        devices=("emulator", "cuda"),
+        domains={"commit": COMMIT_DOMAIN, "fused_verify": VERIFY_DOMAIN},
+        path=path.take,
+        set_conv_state_dim_first=set_conv_state_dim_first,
+    )
+
+
+class _Path:
+    """Remembers which kernel ran since it was last asked."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def take(self) -> str:
+        """The kernel, or nothing if none ran."""
+        last, self._last = self._last, ""
+        return last
+
+    def told_by_commit(self) -> type[Any]:
+        """The commit context with the CuTe fold, compiled when the context is made."""
+        path = self
+
+        class Context(KDARecoverSSMCommitContext):
+            @classmethod
+            def create(cls, layers: Any, *, spec_query_len: int, max_num_reqs: int) -> Any:
+                made = super().create(
+                    layers, spec_query_len=spec_query_len, max_num_reqs=max_num_reqs, backend="cute"
+                )
+                state = made.checkpoints[0]
+                for align in (False, True):
+                    compile_state_commit(
+                        state.shape[1], spec_query_len, state.device, align, by_slot=made.by_slot
+                    )
+                return made
+
+            def commit(self, *arguments: Any, **named: Any) -> None:
+                path._last = "cute"
+                super().commit(*arguments, **named)
+
+        Context.__name__ = Context.__qualname__ = KDARecoverSSMCommitContext.__name__
+        return Context
+
+    def told_by_verify(self) -> type[Any]:
+        """The wrapper of the fused verify."""
+        path = self
+
+        class Verify(CuteRecoverSSMVerify):
+            def __call__(self, **named: Any) -> bool:
+                self.path = ""
+                launched = super().__call__(**named)
+                path._last = self.path
+                return launched
+
+        Verify.__name__ = Verify.__qualname__ = CuteRecoverSSMVerify.__name__
+        return Verify

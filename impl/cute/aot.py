@@ -1,0 +1,179 @@
+"""CuTe kernels compiled ahead of time: libraries that run on a machine without the DSL.
+
+``build`` writes a library a variant and a manifest; ``load`` makes a folder's functions the ones
+that ``impl.cute.compile`` gives for a GPU. Loading needs apache-tvm-ffi, and the DSL's
+``libcute_dsl_runtime.so``, which $CUTE_DSL_RUNTIME names where the DSL is not installed.
+"""
+
+import ctypes
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from impl.contract import UnavailableError
+from impl.cute.compile import KERNELS, Variant, make, source_digest
+
+FOLDER_VARIABLE = "KDAFUZZ_CUTE_AOT"
+"""Environment variable: a folder of ``build`` that is loaded when a kernel is first wanted on a GPU."""
+RUNTIME_VARIABLE = "CUTE_DSL_RUNTIME"
+"""Environment variable: the DSL's runtime library."""
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_REGISTERS, _FRAME = 0x2F, 0x11
+"""Attributes of a cubin's ``.nv.info``: registers of a thread, and bytes of its local memory."""
+
+
+def build(variants: Iterable[Variant], folder: Path) -> Iterator[dict[str, Any]]:
+    """Compile variants into a folder, yielding each one's entry; the manifest is written at the end.
+
+    ``UnavailableError`` without the DSL or a C compiler; ``RuntimeError`` tells what the linker said.
+    """
+    if importlib.util.find_spec("cutlass") is None:
+        raise UnavailableError("compiling CuTe kernels needs nvidia-cutlass-dsl; install kdafuzz[cute]")
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = {}
+    for variant in variants:
+        entry = _library(variant, folder)
+        entries[variant.name] = entry
+        yield entry
+    text = json.dumps({"format": _FORMAT, "kernels": entries}, indent=1, sort_keys=True)
+    (folder / MANIFEST).write_text(text + "\n")
+
+
+def load(folder: Path) -> tuple[str, ...]:
+    """Make a folder's variants available; their names. Libraries are opened when they are asked for.
+
+    ``UnavailableError``: no folder of ``build``, one of other sources, no runtime library, or no
+    apache-tvm-ffi.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        form, entries = manifest["format"], manifest["kernels"]
+        found = {name: folder / entry["library"] for name, entry in entries.items()}
+        stale = [name for name, x in entries.items() if x["source"] != source_digest(x["kernel"])]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnavailableError(f"{folder} is no folder of kdafuzz aot ({type(error).__name__})") from None
+    if form != _FORMAT:
+        raise UnavailableError(f"{folder} has format {form}; this kdafuzz reads {_FORMAT}: build it again")
+    if stale:
+        raise UnavailableError(f"{folder} was made from other kernel sources ({stale[0]}); build it again")
+    _preload()
+    _LIBRARIES.update(found)
+    return tuple(found)
+
+
+def loaded(name: str) -> Callable[..., None] | None:
+    """The function of that name in the folders loaded, the environment's included; None if no one has it."""
+    _load_environment()
+    path = _LIBRARIES.get(name)
+    if path is None:
+        return None
+    import tvm_ffi
+
+    function: Callable[..., None] = tvm_ffi.load_module(path).get_function(name)
+    return function
+
+
+_LIBRARIES: dict[str, Path] = {}
+
+
+@cache
+def _load_environment() -> None:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        load(Path(folder))
+
+
+@cache
+def _preload() -> None:
+    """Put the DSL's runtime where the libraries find its symbols."""
+    if importlib.util.find_spec("tvm_ffi") is None:
+        raise UnavailableError("compiled CuTe kernels need apache-tvm-ffi; install it")
+    path = os.environ.get(RUNTIME_VARIABLE) or _installed_runtime()
+    if not path:
+        raise UnavailableError(
+            f"compiled CuTe kernels need the DSL's libcute_dsl_runtime.so; name it in ${RUNTIME_VARIABLE}"
+        )
+    try:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise UnavailableError(f"cannot load {path}: {error}") from None
+
+
+def _installed_runtime() -> str:
+    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        found = sorted(Path(place).glob("*/lib/libcute_dsl_runtime.so"))
+        if found:
+            return str(found[0])
+    return ""
+
+
+def _library(variant: Variant, folder: Path) -> dict[str, Any]:
+    from impl.cute.emulator.host import compiler
+
+    cc = compiler()
+    if cc is None:
+        raise UnavailableError("linking CuTe kernels needs a C compiler; install cc")
+    library = folder / f"{variant.name}.so"
+    with tempfile.TemporaryDirectory() as work:
+        compiled = make(variant, f"--keep-cubin --dump-dir={work}")
+        exported = Path(work) / "kernel.o"
+        compiled.export_to_c(str(exported), function_name=variant.name)
+        done = subprocess.run(
+            [cc, "-shared", "-o", str(library), str(exported)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"cannot link {variant.name}: {done.stderr.strip()[-1000:]}")
+        cubin = compiled.artifacts.CUBIN
+    kernel = KERNELS[variant.kernel]
+    shared = getattr(importlib.import_module(kernel.module), "shared_bytes", None)
+    return {
+        "name": variant.name,
+        "library": library.name,
+        "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+        "kernel": variant.kernel,
+        "source": source_digest(variant.kernel),
+        "arch": variant.arch,
+        "window": variant.window,
+        "options": dict(variant.options),
+        "arguments": list(kernel.arguments),
+        "shared": shared(variant) if shared else None,
+        **resources(cubin),
+    }
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread and bytes of its stack frame, spills included; the most of any kernel within.
+
+    Read from the ELF's ``.nv.info`` section: entries of format, attribute, size and value.
+    """
+    (start,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names_at = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [_SECTION.unpack_from(cubin, start + i * size) for i in range(count)]
+    names = sections[names_at][4]
+    found = {"registers": 0, "frame": 0}
+    for name, _, _, _, offset, length, *_ in sections:
+        if cubin[names + name : cubin.index(b"\0", names + name)] != b".nv.info":
+            continue
+        at = offset
+        while at < offset + length:
+            form, attribute, value = struct.unpack_from("<BBH", cubin, at)
+            at += 4
+            if form != 4:  # the value stands in the entry itself
+                continue
+            key = {_REGISTERS: "registers", _FRAME: "frame"}.get(attribute)
+            if key:
+                found[key] = max(found[key], struct.unpack_from("<I", cubin, at + 4)[0])
+            at += value
+    return found

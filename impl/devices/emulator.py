@@ -1,0 +1,67 @@
+"""The emulator device: compiled CuTe kernels executed on the CPU, everything else as on the cpu device.
+
+Memory is the cpu device's; Triton kernels that a call launches run in Triton's interpreter on
+the same bytes. Launches of CuTe kernels go through several schedules, which must leave the
+same bytes, and may access nothing but the call's tensors.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+
+from impl.contract import UnavailableError
+from impl.cute.emulator import settings
+from impl.cute.emulator.compiled import allocation, why_absent
+from impl.cute.emulator.launch import Allocation, Schedule
+from impl.devices.base import T, Variant
+from impl.devices.cpu import CpuDevice
+
+
+class EmulatorDevice(CpuDevice):
+    """Emulates launches under the schedules of ``settings.SCHEDULES_VARIABLE``."""
+
+    name = "emulator"
+
+    def __init__(self) -> None:
+        why = why_absent()
+        if why:
+            raise UnavailableError(f"device emulator: {why}")
+        super().__init__()
+        self._allocations: tuple[Allocation, ...] = ()
+        self._text = os.environ.get(settings.SCHEDULES_VARIABLE) or settings.DEFAULT_SCHEDULES
+        try:
+            self.schedules(0)
+            self._functions = settings.parse_functions(os.environ.get(settings.FUNCTIONS_VARIABLE, ""))
+        except ValueError as error:
+            raise UnavailableError(f"device emulator: {error}") from None
+
+    def schedules(self, seed: int) -> tuple[Schedule, ...]:
+        """The schedules of a case: ``seed`` is that of a priority schedule without one of its own."""
+        return settings.parse_schedules(self._text, seed)
+
+    def share(self, views: Mapping[str, torch.Tensor], written: frozenset[str]) -> None:
+        """Kernels may access these tensors from now on, and no others of the case's memory."""
+        self._allocations = tuple(
+            allocation(name, view, writable=name in written) for name, view in views.items() if view.numel()
+        )
+
+    def variants(self, seed: int) -> Sequence[Variant]:
+        """One for each schedule."""
+        return tuple(
+            Variant(str(schedule), partial(self._context, schedule, seed))
+            for schedule in self.schedules(seed)
+        )
+
+    def _context(self, schedule: Schedule, seed: int) -> AbstractContextManager[object]:
+        return settings.using(
+            schedule=schedule, functions=self._functions, seed=seed, allocations=self._allocations
+        )
+
+    def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:
+        """A launch must leave what the next one needs: runs it, restores memory and runs it again."""
+        run()
+        restore()
+        return run()
