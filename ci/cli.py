@@ -44,8 +44,8 @@ def cli() -> None:
 def implementation_option(default: str) -> Callable[[F], F]:
     """The option --impl."""
     text = (
-        "Comma-separated: triton, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV (each vllm also with :cute "
-        "behind it: its CuTe kernels), module:factory."
+        "Comma-separated: triton, cute, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV (each vllm also with "
+        ":cute behind it: its CuTe kernels), module:factory."
     )
     return click.option("--impl", "implementations", default=default, show_default=bool(default), help=text)
 

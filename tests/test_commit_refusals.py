@@ -158,8 +158,8 @@ CREATE: list[tuple[str, str, Change]] = [
     ("conv-dtype", r"needs conv states alike", part(0, lambda x: x.bfloat16(), 1)),
     ("conv-device", r"needs conv states alike", part(0, lambda x: x.to("meta"))),
     ("conv-slots", r"needs conv states alike", part(0, lambda x: x[1:])),
-    ("cute", r"CuTe commit needs states of 128 x 128", lambda a: a.update(backend="cute")),
     ("backend", r"backend 'triton' or 'cute'; found 'cuda'", lambda a: a.update(backend="cuda")),
+    ("cute", r"needs states of 128 x 128 .* for the CuTe fold", lambda a: a.update(backend="cute")),
 ]
 COMMIT: list[tuple[str, str, Change]] = [
     (

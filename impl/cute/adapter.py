@@ -1,6 +1,7 @@
 """The CuTe kernels of this project as an implementation: ``--impl cute``."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from impl.contract import Domain, Implementation
 from impl.cute.compile import MAX_WINDOW
@@ -57,9 +58,16 @@ class _Path:
 
         class Context(KDARecoverSSMCommitContext):
             @classmethod
-            def create(cls, layers: Any, *, spec_query_len: int, max_num_reqs: int) -> Any:
+            def create(
+                cls,
+                layers: Sequence[Any],
+                *,
+                spec_query_len: int,
+                max_num_reqs: int,
+                backend: Literal["cute", "triton"] = "cute",
+            ) -> KDARecoverSSMCommitContext:
                 made = super().create(
-                    layers, spec_query_len=spec_query_len, max_num_reqs=max_num_reqs, backend="cute"
+                    layers, spec_query_len=spec_query_len, max_num_reqs=max_num_reqs, backend=backend
                 )
                 state = made.checkpoints[0]
                 for align in (False, True):

@@ -102,7 +102,7 @@ class Commit:
         lower_bound: Float32,
         chunk: Int32,
         stream: Any,
-    ):
+    ) -> None:
         """Launch it.
 
         Addresses and leading strides (elements) ``[L]`` int64; a_log ``[L, H]`` and bias ``[L, H, K]``
@@ -146,7 +146,7 @@ class Commit:
         boundary_lengths: cute.Tensor,
         lower_bound: Float32,
         chunk: Int32,
-    ):
+    ) -> None:
         """One chunk of heads of a row in a layer."""
         window: cutlass.Constexpr = self.window
         tid, _, _ = cute.arch.thread_idx()
@@ -226,7 +226,7 @@ def _fold_heads(
     tid: Int32,
     window: cutlass.Constexpr,
     align: cutlass.Constexpr,
-):
+) -> None:
     """Fold ``count`` heads; the addresses are those of the first one's pages and records."""
     if tid == 0:
         _fetch(stages, arrived, source, u_rows, kg_rows, n, window)
@@ -292,7 +292,9 @@ def _stage_bytes(window: int) -> int:
     return _PAGE + window * _ROW + (window + 1) * _ROW
 
 
-def _fetch(stage, ready, page, u_rows, kg_rows, n, window):
+def _fetch(
+    stage: Int32, ready: Int32, page: Int64, u_rows: Int64, kg_rows: Int64, n: Int32, window: int
+) -> None:
     """Start loading a head's first n records and its page; one thread."""
     size = n * _ROW
     mbarrier_expect(ready, size * 2)
@@ -302,7 +304,9 @@ def _fetch(stage, ready, page, u_rows, kg_rows, n, window):
     bulk_load(stage, page, _PAGE, ready + 8)
 
 
-def _read_records(records, n, a, shift, bound, tid, window):
+def _read_records(
+    records: Int32, n: Int32, a: Float32, shift: Float32, bound: Float32, tid: Int32, window: int
+) -> tuple[cute.Tensor, cute.Tensor, Float32]:
     """Key channel ``tid``: raw keys, cumulative log decays, and the last of them. Zeros from n on."""
     keys = cute.make_rmem_tensor((window,), Float32)
     logs = cute.make_rmem_tensor((window,), Float32)
@@ -321,7 +325,7 @@ def _read_records(records, n, a, shift, bound, tid, window):
 
 
 @cute.jit
-def _sum_squares(norms: Int32, keys: cute.Tensor, tid: Int32, window: cutlass.Constexpr):
+def _sum_squares(norms: Int32, keys: cute.Tensor, tid: Int32, window: cutlass.Constexpr) -> None:
     """A warp's sum of squared keys of each token, for all to read after a barrier."""
     warp = tid // 32
     for t in cutlass.range_constexpr(window):
@@ -330,7 +334,7 @@ def _sum_squares(norms: Int32, keys: cute.Tensor, tid: Int32, window: cutlass.Co
             store_shared(norms + (warp * _padded(window) + t) * 4, [squares])
 
 
-def _log_before(m, logs, window):
+def _log_before(m: Int32, logs: cute.Tensor, window: int) -> Float32:
     """The cumulative log decay of the first m tokens, m > 0."""
     found = logs[0]
     for t in range(1, window):
@@ -338,7 +342,7 @@ def _log_before(m, logs, window):
     return found
 
 
-def _normalise(keys, norms, window):
+def _normalise(keys: cute.Tensor, norms: Int32, window: int) -> None:
     """Scale raw keys to length one, from each warp's sums of squares."""
     for first in range(0, window, 4):
         sums = [load_shared(norms + (w * _padded(window) + first) * 4, 4, Float32) for w in range(4)]
@@ -349,7 +353,9 @@ def _normalise(keys, norms, window):
             keys[t] = multiply(keys[t], reciprocal_root(add(square, Float32(_EPSILON))))
 
 
-def _write_factors(factors, keys, logs, total, tid, window):
+def _write_factors(
+    factors: Int32, keys: cute.Tensor, logs: cute.Tensor, total: Float32, tid: Int32, window: int
+) -> None:
     """Key channel ``tid``'s factor of each token, ``k^ e^{total - L_t}``, and last the state's, ``e^total``.
 
     Of a thread's eight channels in ``_fold`` the first four lie at 16 bytes times its lane, the
@@ -361,7 +367,7 @@ def _write_factors(factors, keys, logs, total, tid, window):
     store_shared(at + window * _ROW, [exp2(total)])
 
 
-def _factor(at):
+def _factor(at: Int32) -> tuple[Float32, ...]:
     """Eight channels' factors."""
     return load_shared(at, 4, Float32) + load_shared(at + _ROW // 2, 4, Float32)
 
@@ -376,7 +382,7 @@ def _fold(
     tid: Int32,
     window: cutlass.Constexpr,
     in_place: cutlass.Constexpr,
-):
+) -> None:
     """Fold the first ``tokens`` tokens into the page, in place or to the global address ``to``."""
     lane = tid % _LANES
     first = (tid // _LANES) * _GROUP_ROWS

@@ -4,7 +4,9 @@ Nothing here needs the DSL: kernels come from ``impl.cute.compile``. On CPU tens
 emulated. Compile before a CUDA graph is captured: launching a variant for the first time compiles it.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,10 +19,10 @@ K = 128
 """Key and value channels of a head."""
 CONV_WIDTH = 4
 _ALIGNMENT = 16
-_CTAS_AN_SM = 8
-"""A commit puts more heads into a CTA only while every SM gets this many CTAs."""
 _MOST_HEADS = 8
 """Heads that a CTA of commit folds."""
+_END_TO_START = 6
+"""What a head more at a commit's end costs, in units of a CTA's start that the others do not hide."""
 
 Launch = Callable[..., None]
 
@@ -85,7 +87,9 @@ def cute_recoverssm_commit(context: Any, state_indices: torch.Tensor, batch: int
     if batch == 0:
         return
     if state_indices.dtype != torch.int32:
-        raise ValueError(f"the CuTe commit needs int32 state_indices; found {state_indices.dtype}")
+        raise ValueError(
+            f"KDA commit needs int32 state_indices for the CuTe fold; found {state_indices.dtype}"
+        )
     prepared = _PREPARED.get(context)
     if prepared is None:
         check_commit(context)
@@ -102,11 +106,11 @@ def check_commit(context: Any) -> None:
     window, state = context.spec_query_len, context.checkpoints[0]
     if state.shape[2:] != (K, K) or not 1 <= window <= MAX_WINDOW:
         raise ValueError(
-            f"the CuTe commit needs states of {K} x {K} and a window of 1 to {MAX_WINDOW}; "
+            f"KDA commit needs states of {K} x {K} and a window of 1 to {MAX_WINDOW} for the CuTe fold; "
             f"found {tuple(state.shape[2:])} and {window}"
         )
     if context.lower_bound is None:
-        raise ValueError("the CuTe commit needs a gate with a lower bound; found none")
+        raise ValueError("KDA commit needs a gate with a lower bound for the CuTe fold; found none")
     for name, tensors, dtype in (
         ("state", context.checkpoints, torch.bfloat16),
         ("correction record", context.correction_caches, torch.float32),
@@ -115,8 +119,9 @@ def check_commit(context: Any) -> None:
         for x in tensors:
             if x.dtype != dtype or not _dense_inside(x):
                 raise ValueError(
-                    f"the CuTe commit needs {name}s of {dtype} with dense rows, {_ALIGNMENT}-byte aligned; "
-                    f"found {x.dtype} {tuple(x.shape)} with strides {x.stride()} at {x.data_ptr():#x}"
+                    f"KDA commit needs {name}s of {dtype} with dense rows, {_ALIGNMENT}-byte aligned, for "
+                    f"the CuTe fold; found {x.dtype} {tuple(x.shape)}, strides {x.stride()}, "
+                    f"at {x.data_ptr():#x}"
                 )
 
 
@@ -145,20 +150,46 @@ class _Prepared:
         self.device = context.checkpoints[0].device
         self.shape = len(context.checkpoints), context.checkpoints[0].shape[1]
         self.kernels: dict[bool, Launch] = {}
+        self.rows, self.views = 0, self.plan
+        self.memory = () if self.device.type == "cuda" else tuple(_addressed(context))
 
     def launch(self, slots: torch.Tensor, rows: int, align: bool) -> None:
         kernel = self.kernels.get(align)
         if kernel is None:
             kernel = _commit_kernel(self.window, self.device, align, self.by_slot)
             self.kernels[align] = kernel
+        if rows != self.rows:
+            self.rows, self.views = rows, tuple(each[:rows] for each in self.plan)
         layers, heads = self.shape
-        kernel(
-            *self.tables,
-            slots[:rows],
-            *(each[:rows] for each in self.plan),
-            self.lower_bound,
-            _heads_per_cta(layers * rows, heads, self.device),
-        )
+        with _emulated_memory(self.memory) if self.memory else nullcontext():
+            kernel(
+                *self.tables,
+                slots if slots.shape[0] == rows else slots[:rows],
+                *self.views,
+                self.lower_bound,
+                _heads_per_cta(layers * rows, heads, self.device),
+            )
+
+
+def _addressed(context: Any) -> Iterator[Any]:
+    """For the emulator: the memory that the kernel finds by address."""
+    from impl.cute.emulator.compiled import allocation
+
+    for name, tensors in (
+        ("state", context.checkpoints),
+        ("correction", context.correction_caches),
+        ("key_gate", context.kg_caches),
+    ):
+        for layer, x in enumerate(tensors):
+            yield allocation(f"{name}.{layer}", x, writable=name == "state")
+
+
+def _emulated_memory(memory: tuple[Any, ...]) -> AbstractContextManager[Any]:
+    """Let kernels access this memory, unless someone has said already what they may access."""
+    from impl.cute.emulator import settings
+
+    known = settings.current().allocations
+    return settings.using(allocations=known or memory)
 
 
 _PREPARED: WeakKeyDictionary[Any, _Prepared] = WeakKeyDictionary()
@@ -171,10 +202,16 @@ def _commit_kernel(window: int, device: torch.device, align: bool, by_slot: bool
 
 
 def _heads_per_cta(items: int, heads: int, device: torch.device) -> int:
-    """Few CTAs fold many heads each, as long as there are enough of them; bits do not depend on it."""
+    """Heads that a CTA folds one after the other; bits do not depend on it.
+
+    Starting a CTA costs in proportion to their number, so as 1 / heads; SMs that idle at the end cost
+    as heads / (all heads an SM). The sum is least at a square root.
+    """
     if device.type != "cuda":
         return min(heads, _emulated_ctas())
-    return max(1, min(heads, _MOST_HEADS, items * heads // (_processors(device) * _CTAS_AN_SM)))
+    best = math.isqrt(items * heads // (_processors(device) * _END_TO_START))
+    parts = -(-heads // max(1, min(best, heads, _MOST_HEADS)))
+    return -(-heads // parts)
 
 
 @cache

@@ -37,7 +37,6 @@ _GROUP = 1024
 class Product:
     """Layout and descriptors. ``probes`` columns are used, of 8 or 16 that there are."""
 
-    arch: ClassVar[str]
     version: ClassVar[int]
     """Of matrix descriptors, in bit 46."""
 
@@ -93,8 +92,12 @@ def store_half(at: Int32, bits: Uint16) -> None:
 
 
 def product(arch: str, probes: int) -> Product:
-    """The product for an architecture and a number of probes, 1 to 16."""
+    """The product for an architecture (sm_90a, sm_100a or another sm_10x) and 1 to 16 probes."""
     from impl.cute.mma_sm90 import Wgmma
     from impl.cute.mma_sm100 import Tcgen05
 
-    return {kind.arch: kind for kind in (Wgmma, Tcgen05)}[arch](probes)
+    if arch == "sm_90a":
+        return Wgmma(probes)
+    if arch.startswith("sm_10"):
+        return Tcgen05(probes)
+    raise ValueError(f"verify needs tensor cores of sm_90a or sm_10x; found {arch}")

@@ -14,7 +14,6 @@ _TMEM_COLUMNS = 32
 class Tcgen05(Product):
     """One M128 product per step, issued by warp 0. ``scratch``: an mbarrier, then tensor memory's address."""
 
-    arch: ClassVar[str] = "sm_100a"
     version: ClassVar[int] = 1
 
     def __init__(self, probes: int) -> None:
@@ -41,7 +40,8 @@ class Tcgen05(Product):
         """Give tensor memory back, after a barrier of the CTA."""
         if tid < 32:
             (tmem,) = load_shared(scratch + 8)
-            code = f"tcgen05.fence::after_thread_sync; tcgen05.dealloc.cta_group::1.sync.aligned.b32 $0, {_TMEM_COLUMNS};"
+            code = "tcgen05.fence::after_thread_sync; "
+            code += f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 $0, {_TMEM_COLUMNS};"
             asm(code, "r", (tmem,))
 
     @cute.jit
@@ -55,13 +55,13 @@ class Tcgen05(Product):
         (tmem,) = load_shared(scratch + 8)
         # fp32 sums of bf16 products, both operands K-major.
         kind = 1 << 4 | 1 << 7 | 1 << 10 | (self.b_rows >> 3) << 17 | (ROWS >> 4) << 24
-        code = "{ .reg .pred more, first, one; .reg .b64 da, db; setp.eq.b32 more, 0, 0; setp.ne.b32 first, 0, 0; "
+        code = "{ .reg .pred more, first, one; .reg .b64 da, db; "
+        code += "setp.eq.b32 more, 0, 0; setp.ne.b32 first, 0, 0; "
         code += "tcgen05.fence::after_thread_sync; elect.sync _|one, 0xffffffff; "
         for step, (in_a, in_b) in enumerate(self._steps()):
             code += f"add.s64 da, $1, {in_a}; add.s64 db, $2, {in_b}; "
-            code += (
-                f"@one tcgen05.mma.cta_group::1.kind::f16 [$0], da, db, $3, {'more' if step else 'first'}; "
-            )
+            into = "more" if step else "first"
+            code += f"@one tcgen05.mma.cta_group::1.kind::f16 [$0], da, db, $3, {into}; "
         code += "@one tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [$4]; }"
         asm(code, "r,l,l,r,r", (tmem, self._descriptor(a), self._descriptor(b), Uint32(kind), scratch))
 
@@ -72,7 +72,8 @@ class Tcgen05(Product):
         mbarrier_wait(scratch, phase)
         (tmem,) = load_shared(scratch + 8)
         n = self.b_rows
-        code = f"tcgen05.fence::after_thread_sync; tcgen05.ld.sync.aligned.32x32b.x{n}.b32 {registers(n)}, [${n}]; "
+        code = "tcgen05.fence::after_thread_sync; "
+        code += f"tcgen05.ld.sync.aligned.32x32b.x{n}.b32 {registers(n)}, [${n}]; "
         code += "tcgen05.wait::ld.sync.aligned; tcgen05.fence::before_thread_sync;"
         quarter = Uint32(tid >> 5) << 21
         d = asm(code, ",".join(["=f"] * n + ["r"]), (tmem + quarter,), (Float32,) * n)

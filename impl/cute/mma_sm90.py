@@ -15,7 +15,6 @@ class Wgmma(Product):
     inside the warp. ``scratch`` holds a warp's rows meanwhile.
     """
 
-    arch: ClassVar[str] = "sm_90a"
     version: ClassVar[int] = 0
 
     def __init__(self, probes: int) -> None:
@@ -36,10 +35,8 @@ class Wgmma(Product):
         for step, (in_a, in_b) in enumerate(self._steps()):
             for half in (0, 1):
                 code += f"add.s64 da, ${n}, {in_a + half * _GROUP // 16}; add.s64 db, ${n + 1}, {in_b}; "
-                code += (
-                    f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {registers(each, each * half)}, "
-                )
-                code += f"da, db, {'more' if step else 'first'}, 1, 1, 0, 0; "
+                code += f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 "
+                code += f"{registers(each, each * half)}, da, db, {'more' if step else 'first'}, 1, 1, 0, 0; "
         code += "wgmma.commit_group.sync.aligned; }"
         operands = (self._descriptor(a, groups=2), self._descriptor(b))
         return asm(code, ",".join(["=f"] * n + ["l", "l"]), operands, (Float32,) * n)

@@ -22,7 +22,8 @@ def fake_arguments(*, f32_taps: bool) -> tuple[Any, ...]:
     taps = Float32 if f32_taps else BFloat16
     kinds = (
         (BFloat16, 2), (BFloat16, 2), (BFloat16, 2), (Float32, 1), (Float32, 1), (BFloat16, 4), (Float32, 4),
-        (BFloat16, 4), (BFloat16, 2), (Int32, 1), (Int32, 1), (BFloat16, 3), (taps, 2), (Int32, 1), (Int32, 1),
+        (BFloat16, 4), (BFloat16, 2), (Int32, 1), (Int32, 1), (BFloat16, 3), (taps, 2), (Int32, 1),
+        (Int32, 1),
     )  # fmt: skip
     fakes = []
     for name, (kind, rank) in zip(VERIFY.arguments, kinds, strict=False):
@@ -92,41 +93,53 @@ def shared_bytes(spaces: Sequence[Space]) -> int:
 
 
 class Items:
-    """The work: item ``i`` is head ``i % heads`` of row ``i // heads``. CTA c starts with item c, then takes
-    tickets: ticket t is item ``grid + t``. Every CTA takes one ticket too many, so that as many are
-    taken as there are items, and whoever takes the last one makes the counter 0 again.
+    """The work: item ``i`` is head ``i % heads`` of row ``i // heads``.
+
+    CTA c starts with item c, then takes tickets: ticket t is item ``grid + t``. Every CTA takes one
+    ticket too many, so that as many are taken as there are items (there are no more CTAs than
+    items), and whoever takes the last one makes the counter 0 again.
     """
 
     def __init__(
-        self, starts: cute.Tensor, slots: cute.Tensor, counter: cute.Tensor, heads: Int32, window: int
-    ):
+        self,
+        starts: cute.Tensor,
+        slots: cute.Tensor,
+        accepted: cute.Tensor,
+        counter: cute.Tensor,
+        heads: Int32,
+        window: int,
+    ) -> None:
         self.heads, self.window = heads, window
         self.count = slots.shape[0] * heads
         self.grid = cute.arch.grid_dim()[0]
-        self._starts, self._slots, self._counter = starts, slots, counter
+        self._starts, self._slots, self._accepted, self._counter = starts, slots, accepted, counter
 
-    def find(self, item: Int32, index: Any = 0, bound: Any = 1) -> tuple[Int32, Int32, Int32]:
-        """Slot, first token and number of tokens of an item, in the threads where ``index < bound``."""
+    def find(self, item: Int32, index: Any = 0) -> tuple[Int32, Int32, Int32, Int32]:
+        """Slot, first token, number of tokens and accepted count of an item, in the thread of index 0.
+
+        A row without tokens has no more than 0.
+        """
         row = item // self.heads
-        begin, end = (load_global_if(at(self._starts, row + i), index, bound, Int32) for i in (0, 1))
-        slot = load_global_if(at(self._slots, row), index, bound, Int32)
-        return slot, begin, cutlass.min(end - begin, self.window)
+        begin, end = (load_global_if(at(self._starts, row + i), index, 1, Int32) for i in (0, 1))
+        slot = load_global_if(at(self._slots, row), index, 1, Int32)
+        accepted = load_global_if(at(self._accepted, row), index, 1, Int32)
+        return slot, begin, cutlass.min(end - begin, self.window), accepted
 
     def take(self, index: Any) -> Int32:
         """A ticket, in the thread of index 0."""
         return take_ticket_if(at(self._counter, 0), index, 1)
 
     def look_ahead(self, ticket: Int32, index: Any) -> tuple[Int32, ...]:
-        """The ticket's item, slot, first token and number of tokens, in the thread of index 0.
+        """The ticket's item, and what ``find`` says of it, in the thread of index 0.
 
-        An item of ``count`` or more does not exist; its slot and tokens are another's.
+        An item of ``count`` or more does not exist; the rest is another's.
         """
         last = self.count - 1
         reset = Int32(0)
         # In one thread alone: index 0, and the last ticket.
         store_global_if(at(self._counter, 0), reset, index + (last - ticket), 1)
         item = ticket + self.grid
-        return item, *self.find(cutlass.min(item, last), index, 1)
+        return item, *self.find(cutlass.min(item, last), index)
 
 
 def announce(to: Int32, ahead: tuple[Int32, ...], index: Any) -> None:

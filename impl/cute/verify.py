@@ -48,6 +48,8 @@ from impl.cute.paging import (
 from impl.cute.window import TAPS, Convolved, Window, convolve
 
 THREADS = 128
+_BOARD = 32
+"""Bytes of a next item: its number, and what ``Items.find`` says of it."""
 
 
 class Verify:
@@ -69,7 +71,7 @@ class Verify:
             Space(window.total_bytes, 16),
             Space(32, 16),
             # Two next items: with null rows there is one barrier between reading one and writing the next.
-            Space(32, 16),
+            Space(2 * _BOARD, 16),
             Space(8, 8),
         ]
 
@@ -97,9 +99,9 @@ class Verify:
     ):
         """Launch at most ``ctas`` CTAs on tensors as the contract has them (sections 1.5, 1.7)."""
         atom, pages = page_copies(state, A_log.shape[0])
-        inputs = (mixed_qkv, raw_gate, raw_beta, A_log, dt_bias, conv_state, conv_weight, num_accepted_tokens)
+        inputs = (mixed_qkv, raw_gate, raw_beta, A_log, dt_bias, conv_state, conv_weight)
         outputs = (correction, key_gate, out)
-        work = (query_start_loc, state_indices, counter)
+        work = (query_start_loc, state_indices, num_accepted_tokens, counter)
         grid = cutlass.min(state_indices.shape[0] * A_log.shape[0], ctas)
         self.kernel(inputs, outputs, work, lower_bound, atom, pages).launch(
             grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
@@ -127,30 +129,32 @@ class Verify:
         wait_for_earlier_kernels()
 
         items = Items(*work, heads, window.tokens)
-        count_items, find, take, look_ahead = items.count, items.find, items.take, items.look_ahead
+        # Objects whose attributes are used in the loop would count as carried by it.
+        last_item, take, look_ahead = items.count - 1, items.take, items.look_ahead
         fetch = partial(fetch_page, atom, pages, page, full)
         spaces = (address(page), b, scratch, partials, totals, betas)
         live = partial(self._live, inputs, outputs, lower_bound, spaces, address(full), look_ahead)
         item = cute.arch.block_idx()[0]
-        slot, begin, count = find(item)
+        slot, begin, count, accepted = items.find(item)
         turn, phase = Int32(0), Int32(0)
         if warp == 0 and slot > 0 and count > 0:
             fetch(slot, item % heads)
-        while item < count_items:
+        while item <= last_item:
             row = item // heads
             head = item - row * heads
             ticket = take(tid)
-            board = announced + turn * 16
+            board = announced + turn * _BOARD
             if slot > 0 and count > 0:
-                live(tid, row, head, slot, begin, count, phase, ticket, board)
+                live(tid, row, head, slot, begin, count, accepted, phase, ticket, board)
                 phase = phase ^ 1
             else:
                 null_row(outputs[2], begin, count, head * K + tid, window.tokens)
                 announce(board, look_ahead(ticket, tid), tid)
             barrier()
             item, slot, begin, count = load_shared(board, 4, Int32)
+            (accepted,) = load_shared(board + 16, 1, Int32)
             turn = turn ^ 1
-            if warp == 0 and item < count_items and slot > 0 and count > 0:
+            if warp == 0 and item <= last_item and slot > 0 and count > 0:
                 fetch(slot, item % heads)
         start_later_kernels()
         barrier()
@@ -171,18 +175,18 @@ class Verify:
         slot: Int32,
         begin: Int32,
         count: Int32,
+        accepted: Int32,
         phase: Int32,
         ticket: Int32,
         board: Int32,
     ):
         """One item of a live row that has tokens."""
-        mixed_qkv, raw_gate, raw_beta, A_log, dt_bias, conv_state, conv_weight, accepted = inputs
+        mixed_qkv, raw_gate, raw_beta, A_log, dt_bias, conv_state, conv_weight = inputs
         page, b, scratch, partials, totals, betas = spaces
         product, window = self.product, self.window
         Q, width = window.tokens, A_log.shape[0] * K
         place = head * K + tid
 
-        (first,) = load_global(at(accepted, row), 1, Int32)
         raw = [
             [load_global_if(at(mixed_qkv, begin + t, j * width + place), t, count) for t in range(Q)]
             for j in range(3)
@@ -192,7 +196,8 @@ class Verify:
         taps = [load_taps(conv_weight, j * width + place, self.f32_taps) for j in range(3)]
         columns = [partial(self._column, conv_state, slot, j * width + place) for j in range(3)]
         history = [
-            [load_global(column(first - 1 + i), 1, Uint16)[0] for i in range(TAPS - 1)] for column in columns
+            [load_global(column(accepted - 1 + i), 1, Uint16)[0] for i in range(TAPS - 1)]
+            for column in columns
         ]
         (bias,) = load_global(at(dt_bias, place), 1, Float32)
         (a_log,) = load_global(at(A_log, head), 1, Float32)

@@ -86,7 +86,7 @@ class Stage:
         self.taps = self.conv + 3 * self.conv_plane
         self.bias = self.taps + 3 * self.taps_plane
         self.facts = self.bias + K * 4
-        """Kind, row, head, first token, number of tokens, accepted count, A_log (fp32), slot."""
+        """Kind, row, head, first token, number of tokens, accepted count, slot, nothing."""
         self.betas = self.facts + 32
         self.bytes = -(-(self.betas + 32) // 128) * 128
         self.fixed = 3 * (self.conv_plane + self.taps_plane) + K * 4
@@ -139,11 +139,11 @@ class VerifyWs:
     ):
         """Launch at most ``ctas`` CTAs on tensors that keep the rules of contract 1.7 for this path."""
         atom, pages = page_copies(state, A_log.shape[0])
-        inputs = (mixed_qkv, raw_gate, raw_beta, A_log, dt_bias, conv_state, conv_weight, num_accepted_tokens)
+        inputs = (mixed_qkv, raw_gate, raw_beta, dt_bias, conv_state, conv_weight)
         outputs = (correction, key_gate, out)
-        work = (query_start_loc, state_indices, counter)
+        work = (query_start_loc, state_indices, num_accepted_tokens, counter)
         grid = cutlass.min(state_indices.shape[0] * A_log.shape[0], ctas)
-        self.kernel(inputs, outputs, work, conv_state, lower_bound, atom, pages).launch(
+        self.kernel(inputs, outputs, work, conv_state, A_log, lower_bound, atom, pages).launch(
             grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
         )
 
@@ -154,12 +154,13 @@ class VerifyWs:
         outputs: Any,
         work: Any,
         conv_state: cute.Tensor,
+        A_log: cute.Tensor,
         lower_bound: Float32,
         atom: Any,
         pages: Any,
     ):
         """Set shared memory up, and part."""
-        product, window = self.product, self.window
+        product = self.product
         tid = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
@@ -184,11 +185,11 @@ class VerifyWs:
         wait_for_earlier_kernels()
         if warp == COMPUTE // 32:
             fetch = partial(fetch_page, atom, pages, page, loaded)
-            self._produce(inputs, work, stages, filled, freed, multiplied, fetch)
+            self._produce(inputs, work, A_log.shape[0], stages, filled, freed, multiplied, fetch)
         else:
             spaces = (address(page), b, scratch, partials, totals, stages)
             bars = (filled, freed, address(loaded), multiplied)
-            self._compute(outputs, conv_state, inputs[3].shape[0], lower_bound, spaces, bars, tid)
+            self._compute(outputs, conv_state, A_log, lower_bound, spaces, bars, tid)
         start_later_kernels()
         barrier()
         product.close(scratch, tid)
@@ -198,6 +199,7 @@ class VerifyWs:
         self,
         inputs: Any,
         work: Any,
+        heads: Int32,
         stages: Int32,
         filled: Int32,
         freed: Int32,
@@ -205,30 +207,23 @@ class VerifyWs:
         fetch: Any,
     ):
         """The fetching warp."""
-        raw_beta, A_log, accepted = inputs[2], inputs[3], inputs[7]
+        raw_beta = inputs[2]
         layout = self.stage
         lane = cute.arch.lane_idx()
-        items = Items(*work, A_log.shape[0], self.window.tokens)
-        heads, count_items, find, take, look_ahead = (
-            items.heads,
-            items.count,
-            items.find,
-            items.take,
-            items.look_ahead,
-        )
-        copy_inputs = partial(self._copy_inputs, inputs)
+        items = Items(*work, heads, self.window.tokens)
+        # Objects whose attributes are used in the loop would count as carried by it.
+        last_item, take, look_ahead = items.count - 1, items.take, items.look_ahead
+        copy_inputs = partial(self._copy_inputs, inputs, heads)
         item = cute.arch.block_idx()[0]
-        slot, begin, count = find(item)
+        slot, begin, count, accepted = items.find(item)
         turn, pages = Int32(0), Int32(0)
-        while item < count_items:
+        while item <= last_item:
             row = item // heads
             head = item - row * heads
             ticket = take(lane)
             if count > 0:
                 s = turn & 1
                 stage, full = stages + s * layout.bytes, filled + 8 * s
-                (first,) = load_global(at(accepted, row), 1, Int32)
-                (a_log,) = load_global(at(A_log, head), 1, Int32)
                 beta = load_global_if(at(raw_beta, begin + lane, head), lane, count)
                 mbarrier_wait(freed + 8 * s, ((turn >> 1) & 1) ^ 1)
                 if lane == 0:
@@ -236,7 +231,7 @@ class VerifyWs:
                     if slot > 0:
                         kind = Int32(_LIVE)
                     store_shared(stage + layout.facts, (kind, row, head, begin))
-                    store_shared(stage + layout.facts + 16, (count, first, a_log, slot))
+                    store_shared(stage + layout.facts + 16, (count, accepted, slot, Int32(0)))
                     if slot > 0:
                         mbarrier_expect(full, count * (4 * _ROW) + layout.fixed)
                     else:
@@ -250,7 +245,7 @@ class VerifyWs:
                     fetch(slot, head)
                     pages = pages + 1
                 turn = turn + 1
-            item, slot, begin, count = [from_lane(x, 0) for x in look_ahead(ticket, lane)]
+            item, slot, begin, count, accepted = [from_lane(x, 0) for x in look_ahead(ticket, lane)]
         s = turn & 1
         mbarrier_wait(freed + 8 * s, ((turn >> 1) & 1) ^ 1)
         if lane == 0:
@@ -261,6 +256,7 @@ class VerifyWs:
     def _copy_inputs(
         self,
         inputs: Any,
+        heads: Int32,
         stage: Int32,
         full: Int32,
         lane: Int32,
@@ -270,8 +266,8 @@ class VerifyWs:
         count: Int32,
     ):
         """Start an item's bulk copies: a q, k, v or gate row a lane; then conv rows, taps and bias."""
-        mixed_qkv, raw_gate, _, A_log, dt_bias, conv_state, conv_weight, _ = inputs
-        layout, width = self.stage, A_log.shape[0] * K
+        mixed_qkv, raw_gate, _, dt_bias, conv_state, conv_weight = inputs
+        layout, width = self.stage, heads * K
         plane = lane & 3
         token = begin + (lane >> 2)
         if lane < 4 * count:
@@ -293,7 +289,7 @@ class VerifyWs:
         self,
         outputs: Any,
         conv_state: cute.Tensor,
-        heads: Int32,
+        A_log: cute.Tensor,
         lower_bound: Float32,
         spaces: Any,
         bars: Any,
@@ -302,7 +298,7 @@ class VerifyWs:
         """The four computing warps."""
         filled, freed = bars[0], bars[1]
         layout, tokens, stages = self.stage, self.window.tokens, spaces[5]
-        live = partial(self._live, outputs, conv_state, heads, lower_bound, spaces, bars, tid)
+        live = partial(self._live, outputs, conv_state, A_log, lower_bound, spaces, bars, tid)
         turn, pages, kind = Int32(0), Int32(0), Int32(_NULL)
         while kind != _END:
             s = turn & 1
@@ -325,7 +321,7 @@ class VerifyWs:
         self,
         outputs: Any,
         conv_state: cute.Tensor,
-        heads: Int32,
+        A_log: cute.Tensor,
         lower_bound: Float32,
         spaces: Any,
         bars: Any,
@@ -341,7 +337,8 @@ class VerifyWs:
         _, _, loaded, multiplied = bars
         product, window, layout = self.product, self.window, self.stage
         Q, phase = window.tokens, pages & 1
-        count, first, a_log_bits, slot = load_shared(stage + layout.facts + 16, 4, Int32)
+        count, accepted, slot, _ = load_shared(stage + layout.facts + 16, 4, Int32)
+        (a_log,) = load_global(at(A_log, head), 1, Float32)
         raw = [
             [load_shared_if(stage + (4 * t + j) * _ROW + tid * 2, t, count) for t in range(Q)]
             for j in range(4)
@@ -351,7 +348,7 @@ class VerifyWs:
         convolved = []
         for j in cutlass.range_constexpr(3):
             columns = stage + layout.conv + j * layout.conv_plane + tid * layout.conv_row
-            history = [load_shared(columns + (first - 1 + i) * 2, 1, Uint16)[0] for i in range(TAPS - 1)]
+            history = [load_shared(columns + (accepted - 1 + i) * 2, 1, Uint16)[0] for i in range(TAPS - 1)]
             convolved.append(
                 convolve(history, raw[j], self._taps(stage, j, tid), exact_products=self.f32_taps)
             )
@@ -361,12 +358,12 @@ class VerifyWs:
                 store_shared_if(columns + (TAPS - 2 + t) * 2, raw[j][t], t, count)
         q, k, v = convolved
         mbarrier_wait(multiplied, phase ^ 1)
-        window.put(product, b, partials, tid, gates, bias, a_log_bits.bitcast(Float32), lower_bound, k, q)
+        window.put(product, b, partials, tid, gates, bias, a_log, lower_bound, k, q)
         product.publish()
         barrier(_MULTIPLIERS, COMPUTE)
         if tid == 0:
             for j in cutlass.range_constexpr(3):
-                to = at(conv_state, slot, (j * heads + head) * K)
+                to = at(conv_state, slot, (j * A_log.shape[0] + head) * K)
                 bulk_store(to, stage + layout.conv + j * layout.conv_plane, layout.conv_plane)
             bulk_commit()
 

@@ -11,12 +11,18 @@ NAMES = ("cpu", "cuda", "emulator")
 
 
 def default(implementations: Sequence[str] = ()) -> str:
-    """The best device at hand: a GPU if there is one, else the CPU; the emulator for CuTe kernels alone."""
+    """The best device at hand: a GPU if there is one, else the CPU, or the emulator for CuTe kernels alone.
+
+    Those of vLLM run on the emulator only.
+    """
     import torch
 
     if implementations and all(name.endswith(":cute") for name in implementations):
         return "emulator"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    cute = implementations and all(name == "cute" or name.endswith(":cute") for name in implementations)
+    return "emulator" if cute else "cpu"
 
 
 def open_device(name: str) -> Device:

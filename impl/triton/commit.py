@@ -602,7 +602,9 @@ class KDARecoverSSMCommitContext:
                 f"found {block_size}"
             )
         if self.backend == "cute" and index[1].dtype != torch.int32:
-            raise ValueError(f"the CuTe commit needs int32 state_indices; found {index[1].dtype}")
+            raise ValueError(
+                f"KDA commit needs int32 state_indices for the CuTe fold; found {index[1].dtype}"
+            )
         if blocks is not None and blocks.ndim != 2:
             raise ValueError(
                 f"KDA commit needs a block table of [requests, columns]; found {tuple(blocks.shape)}"

@@ -37,6 +37,23 @@ _COMMIT_NAMES = (
     "key_gate strides", "A_log", "dt_bias", "state_indices", "commit_lens", "final_state_indices",
     "boundary_state_indices", "boundary_recovery_lens",
 )  # fmt: skip
+_PARAMETERS = ("A_log", "dt_bias", "conv_weight")
+_EARLY = {
+    False: (*_PARAMETERS, "state", "state_indices"),
+    True: (
+        *_PARAMETERS,
+        "state",
+        "state_indices",
+        "query_start_loc",
+        "num_accepted_tokens",
+        "conv_state",
+        "counter",
+    ),
+}
+"""What verify's kernels access before their dependency wait, by ``warp_specialized`` (contract, 1.7).
+
+The warp-specialised one takes tickets so early: two launches of one object in a row must not overlap.
+"""
 _HEADS = (1, 2, 3, 4)
 _WINDOWS = tuple(range(1, 9))
 _ADDRESSED = ("state", "correction", "key_gate")
@@ -140,7 +157,11 @@ class _Kernels:
         return self._told(
             PATHS[warp_specialized],
             emulated(
-                self._facts("verify", given), lambda: self._compile_verify(*given), _VERIFY_NAMES, written
+                self._facts("verify", given),
+                lambda: self._compile_verify(*given),
+                _VERIFY_NAMES,
+                written,
+                _EARLY[warp_specialized],
             ),
         )
 
@@ -150,7 +171,9 @@ class _Kernels:
         given = (heads, window, arch, param_dtype, align)
         return self._told(
             "cute",
-            emulated(self._facts("commit", given), lambda: self._compile_commit(*given), _COMMIT_NAMES, ()),
+            emulated(
+                self._facts("commit", given), lambda: self._compile_commit(*given), _COMMIT_NAMES, (), ()
+            ),
         )
 
     def _facts(self, kernel: str, given: tuple[object, ...]) -> dict[str, str]:

@@ -46,16 +46,23 @@ class Emulated:
     """A compiled kernel behind its own host code. Calling it returns None when the launches are done.
 
     ``names`` are the arguments' names, and ``written`` those that the kernel may write (None: all),
-    for memory that no setting describes.
+    for memory that no setting describes. ``early`` are the tensors that a launch which may overlap
+    with the one before it may access before it waits for that one (None: any).
     An ``EmulatorError`` says what the kernel does wrong; the host code's refusals are
     ``TypeError`` and ``ValueError``.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str] = (), written: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str] = (),
+        written: Sequence[str] | None = None,
+        early: Sequence[str] | None = None,
+    ) -> None:
         from impl.cute.emulator.host import HostFunction
 
         self.ptx = (folder / _PTX).read_text()
-        self._names, self._written = names, written
+        self._names, self._written, self._early = names, written, early
         self.reports: tuple[Report, ...] = ()
         """Of the last call's launches."""
         self._function = HostFunction(folder / _LIBRARY)
@@ -77,9 +84,20 @@ class Emulated:
 
             launch = launch_of(self.program, captured, allocations)
             reports.append(run.run(self.program, launch, settings.current().engine))
+            if captured.overlaps:
+                self._require_late(reports[-1])
 
         self._function(arguments, take)
         self.reports = tuple(reports)
+
+    def _require_late(self, report: Report) -> None:
+        """Raise what the launch did too early."""
+        for name, (reads, writes) in report.early.items():
+            # A layer's tensor has the layer's number behind a dot.
+            if self._early is not None and name.partition(".")[0] not in self._early:
+                what = f"{writes} writes to" if writes else f"{reads} reads of"
+                text = f"{what} {name} before griddepcontrol.wait: the kernel before may still be at it"
+                raise EmulatorError("dependency", text)
 
     def _outside(self, arguments: Sequence[object]) -> Iterator[Allocation]:
         """The tensors among the arguments that no allocation of the settings holds."""
@@ -130,6 +148,7 @@ def emulated(
     make: Callable[[], Any],
     names: Sequence[str] = (),
     written: Sequence[str] | None = None,
+    early: Sequence[str] | None = None,
 ) -> Emulated:
     """The kernel that ``make`` compiles (one call of ``cute.compile``), from the cache if it is there.
 
@@ -141,7 +160,7 @@ def emulated(
     def files(work: Path) -> Files:
         yield from _built(make, work)
 
-    return Emulated(materialise(f"cute-{_key(facts)}", files), names, written)
+    return Emulated(materialise(f"cute-{_key(facts)}", files), names, written, early)
 
 
 def digest(folder: Path, files: Sequence[Path]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from impl.cute.emulator.isa import COMPARISONS, LANES, NONE, Op
 from impl.cute.emulator.lowering import Lowering
-from impl.cute.emulator.opcodes import IGNORED, PLAIN
+from impl.cute.emulator.opcodes import IGNORED, NARROW, PLAIN, Narrow
 from impl.cute.emulator.parse import WIDTHS, Address, Operand, Pair, Statement
 
 Operands = tuple[Operand, ...]
@@ -60,11 +60,15 @@ def _setp(work: Lowering, mods: list[str], args: Operands) -> None:
     comparison = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}.get(comparison, comparison)
     op = _SETS.get(kind)
     known = COMPARISONS if kind == "f32" else COMPARISONS[:6]
+    narrow = kind in ("s16", "u16", "b16")
+    if narrow:
+        op = Op.SET_S4 if kind == "s16" else Op.SET_U4
     if op is None or comparison not in known or (combine and combine not in (["and"], ["or"], ["xor"])):
         raise work.refuse("comparison")
     width = WIDTHS[kind]
     first, second = (args[0].first, args[0].second) if isinstance(args[0], Pair) else (args[0], "_")
-    fields = {"a": work.read(args[1], width), "b": work.read(args[2], width)}
+    read = (lambda x: _widened(work, x, kind == "s16")) if narrow else (lambda x: work.read(x, width))
+    fields = {"a": read(args[1]), "b": read(args[2])}
     to = work.write(first, 1)
     result = to if not combine and to != NONE and second == "_" else work.temporary(1)
     work.emit(op, dst=result, imm=COMPARISONS.index(comparison), **fields)
@@ -191,12 +195,11 @@ def _elect(work: Lowering, mods: list[str], args: Operands) -> None:
     work.emit(Op.ELECT, dst=work.write(args[0].first, 4), dst2=work.write(args[0].second, 1))
 
 
+_VOTES = {"sync.any.pred": Op.VOTE_ANY, "sync.all.pred": Op.VOTE_ALL, "sync.ballot.b32": Op.BALLOT}
+
+
 def _vote(work: Lowering, mods: list[str], args: Operands) -> None:
-    op = {
-        ("sync", "any", "pred"): Op.VOTE_ANY,
-        ("sync", "all", "pred"): Op.VOTE_ALL,
-        ("sync", "ballot", "b32"): Op.BALLOT,
-    }.get(tuple(mods))
+    op = _VOTES.get(".".join(mods))
     if op is None:
         raise work.refuse("vote")
     _whole_warp(work, args[2])
@@ -451,6 +454,23 @@ HANDLERS: dict[str, Callable[[Lowering, list[str], Operands], None]] = {
 """Per first word of an opcode, what lowers it."""
 
 
+def _sixteen_bits(work: Lowering, narrow: Narrow, args: Operands) -> None:
+    places = [_widened(work, x, narrow.signed) for x in args[1 : 1 + narrow.sources]]
+    places += [work.read(x, 4) for x in args[1 + narrow.sources :]]
+    if len(places) > 3:
+        raise work.refuse("number of operands")
+    result = work.temporary(4) if narrow.dst == 2 else work.write(args[0], 4)
+    work.emit(narrow.op, dst=result, **dict(zip("abc", places, strict=False)))
+    if narrow.dst == 2:
+        work.emit(Op.TRUNC_4_2, dst=work.write(args[0], 2), a=result)
+
+
+def _widened(work: Lowering, operand: Operand, signed: bool) -> int:
+    to = work.temporary(4)
+    work.emit(Op.SEXT_2_4 if signed else Op.ZEXT_2_4, dst=to, a=work.read(operand, 2))
+    return to
+
+
 def lower_statement(work: Lowering, statement: Statement) -> None:
     """Emit the instructions of a statement."""
     if statement.opcode in IGNORED:
@@ -460,6 +480,9 @@ def lower_statement(work: Lowering, statement: Statement) -> None:
         places = [work.read(x, w) for x, w in zip(statement.operands[1:], plain.sources, strict=True)]
         fields = dict(zip("abc", places, strict=False))
         work.emit(plain.op, dst=work.write(statement.operands[0], plain.dst), imm=plain.imm, **fields)
+        return
+    if statement.opcode in NARROW:
+        _sixteen_bits(work, NARROW[statement.opcode], statement.operands)
         return
     name, *modifiers = statement.opcode.split(".")
     handler = HANDLERS.get(name)

@@ -26,6 +26,8 @@ _FAILED = 719
 """What the host code gets for a launch that raised: CUDA's "unspecified launch failure"."""
 CLUSTER_DIMENSION = 4
 """CUDA's number of the launch attribute that holds a cluster's size."""
+PROGRAMMATIC_SERIALIZATION = 6
+"""The one that lets a launch start before the kernels it depends on are done."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class Captured:
     shared_bytes: int
     attributes: dict[int, bytes]
     param: Callable[[int, int], bytes]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the launch may start before the kernel in front of it is done."""
+        raw = self.attributes.get(PROGRAMMATIC_SERIALIZATION)
+        return raw is not None and int.from_bytes(raw[:4], "little") != 0
 
     @property
     def cluster(self) -> tuple[int, int, int]:

@@ -126,6 +126,38 @@ def _conversions() -> dict[str, Plain]:
 PLAIN = _integers() | _floats() | _conversions()
 """Every opcode that is one instruction, by its full text."""
 
+
+class Narrow(NamedTuple):
+    """A 16-bit opcode done in 32 bits: operands are widened, the result is cut to ``dst`` bytes."""
+
+    op: Op
+    signed: bool
+    sources: int
+    dst: int = 2
+
+
+def _narrow() -> dict[str, Narrow]:
+    table: dict[str, Narrow] = {}
+    for kind in ("s16", "u16"):
+        signed, sign = kind == "s16", kind[0].upper()
+        for name, op in (("add", Op.ADD4), ("sub", Op.SUB4), ("mul.lo", Op.MUL4)):
+            table[f"{name}.{kind}"] = Narrow(op, signed, 2)
+        table |= {
+            f"mad.lo.{kind}": Narrow(Op.MAD4, signed, 3),
+            f"mul.wide.{kind}": Narrow(Op.MUL4, signed, 2, 4),
+            f"min.{kind}": Narrow(Op[f"MIN_{sign}4"], signed, 2),
+            f"max.{kind}": Narrow(Op[f"MAX_{sign}4"], signed, 2),
+            f"shr.{kind}": Narrow(Op[f"SHR_{sign}4"], signed, 1),
+        }
+    table["neg.s16"] = Narrow(Op.NEG4, True, 1)
+    table["shl.b16"] = Narrow(Op.SHL4, False, 1)
+    table["shr.b16"] = Narrow(Op.SHR_U4, False, 1)
+    return table
+
+
+NARROW = _narrow()
+"""Opcodes of 16 bits; a shift's amount is 32 bits wide and not among ``sources``."""
+
 IGNORED = frozenset(
     (
         "fence.mbarrier_init.release.cluster",

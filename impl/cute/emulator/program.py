@@ -86,6 +86,14 @@ def _program(work: Lowering) -> Program:
         signature=tuple((p.name, p.offset, p.size) for p in entry.parameters),
         param_bytes=max((p.offset + p.size for p in entry.parameters), default=0),
         tensor_maps=tuple(p.offset for p in entry.parameters if p.size == BYTES),
-        source={s.line: s.text for s in entry.statements},
+        source=_sources(entry),
         threads=entry.threads,
     )
+
+
+def _sources(entry: Entry) -> dict[int, str]:
+    """Per line its statements; inline assembly puts several on one."""
+    texts: dict[int, list[str]] = {}
+    for statement in entry.statements:
+        texts.setdefault(statement.line, []).append(statement.text)
+    return {line: "; ".join(parts) for line, parts in texts.items()}

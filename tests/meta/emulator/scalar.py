@@ -296,8 +296,32 @@ def _tables() -> dict[str, Lane]:
     return t
 
 
+def _sixteen() -> dict[str, Lane]:
+    m2 = 0xFFFF
+    t: dict[str, Lane] = {}
+    for kind in ("s16", "u16"):
+
+        def number(x: int, k: str = kind) -> int:
+            return signed(x, 16) if k == "s16" else x
+
+        t[f"add.{kind}"] = lambda a, b: a + b & m2
+        t[f"sub.{kind}"] = lambda a, b: a - b & m2
+        t[f"mul.lo.{kind}"] = lambda a, b: a * b & m2
+        t[f"mad.lo.{kind}"] = lambda a, b, c: a * b + c & m2
+        t[f"mul.wide.{kind}"] = lambda a, b, f=number: f(a) * f(b) & 0xFFFFFFFF
+        t[f"min.{kind}"] = lambda a, b, f=number: min(a, b, key=f)
+        t[f"max.{kind}"] = lambda a, b, f=number: max(a, b, key=f)
+        t[f"shr.{kind}"] = lambda a, n, f=number: f(a) >> min(n, 16) & m2
+    t["neg.s16"] = lambda a: -a & m2
+    t["shl.b16"] = lambda a, n: a << n & m2 if n < 16 else 0
+    t["shr.b16"] = lambda a, n: a >> min(n, 16)
+    return t
+
+
 DEFINITIONS = _tables()
 """Per opcode, the result's bits from the operands' bits."""
+SIXTEEN = _sixteen()
+"""The same for opcodes of 16 bits."""
 APPROXIMATE = frozenset(
     ("div.full.f32", "div.approx.ftz.f32", "rcp.approx.ftz.f32", "ex2.approx.ftz.f32", "rsqrt.approx.f32")
 )

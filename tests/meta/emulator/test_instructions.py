@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from impl.cute.emulator.opcodes import PLAIN, Plain
+from impl.cute.emulator.isa import Op
+from impl.cute.emulator.opcodes import NARROW, PLAIN, Plain
 from tests.meta.emulator.ptx import ENGINES, aligned, engine_or_skip, execute, kernel
-from tests.meta.emulator.scalar import APPROXIMATE, DEFINITIONS
+from tests.meta.emulator.scalar import APPROXIMATE, DEFINITIONS, SIXTEEN
 
 FLOATS = (
     0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFA00001,
@@ -54,6 +55,13 @@ def inputs(opcode: str, plain: Plain) -> list[np.ndarray]:
     return columns
 
 
+def sixteen(opcode: str) -> Plain:
+    """Widths of the operands of a 16-bit opcode."""
+    narrow = NARROW[opcode]
+    shift = narrow.op in (Op.SHL4, Op.SHR_S4, Op.SHR_U4)
+    return Plain(narrow.op, narrow.dst, (2,) * narrow.sources + (4,) * shift)
+
+
 def hash_of(text: str) -> int:
     """A number that does not change between runs."""
     return int.from_bytes(text.encode()[-7:], "little")
@@ -87,18 +95,19 @@ def body_of(opcode: str, plain: Plain) -> str:
 
 def test_every_plain_instruction_has_a_scalar_definition() -> None:
     assert set(DEFINITIONS) | APPROXIMATE == set(PLAIN)
+    assert set(SIXTEEN) == set(NARROW)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("opcode", sorted(DEFINITIONS))
+@pytest.mark.parametrize("opcode", sorted(DEFINITIONS | SIXTEEN))
 def test_instruction(opcode: str, engine: str) -> None:
     engine_or_skip(engine)
-    plain = PLAIN[opcode]
+    plain = PLAIN.get(opcode) or sixteen(opcode)
     columns = inputs(opcode, plain)
     arrays = [aligned(column) for column in columns] + [aligned(np.zeros(LANES, np.uint64))]
     text = kernel(body_of(opcode, plain), buffers=len(arrays), threads=1024)
     execute(text, arrays, engine, grid=2, threads=1024)
-    wanted = [DEFINITIONS[opcode](*(int(c[i]) for c in columns)) for i in range(LANES)]
+    wanted = [(DEFINITIONS | SIXTEEN)[opcode](*(int(c[i]) for c in columns)) for i in range(LANES)]
     wrong = [i for i in range(LANES) if int(arrays[-1][i]) != wanted[i]]
     assert not wrong, [
         (f"{[hex(int(c[i])) for c in columns]}", hex(int(arrays[-1][i])), hex(wanted[i])) for i in wrong[:4]

@@ -166,3 +166,52 @@ def test_trap_and_endless_loop(engine: str) -> None:
 def test_predicate_constants_are_true_or_false(value: int, engine: str) -> None:
     body = f"    mov.u32 %r0, 7;\n    mov.pred %p0, {value};\n    @%p0 mov.u32 %r0, 1;\n"
     assert set(run(body, engine)) == ({1} if value else {7})
+
+
+@pytest.mark.parametrize(
+    ("comparison", "holds"),
+    [
+        ("lt.s16", lambda n: n - 16 < 3),
+        ("gt.u16", lambda n: (n - 16) & 0xFFFF > 3),
+        ("eq.b16", lambda n: n - 16 == 3),
+        ("lt.s32", lambda n: n - 16 < 3),
+        ("hi.u32", lambda n: (n - 16) & 0xFFFFFFFF > 3),
+        ("ge.s64", lambda n: n - 16 >= 3),
+        ("lo.u64", lambda n: (n - 16) & (1 << 64) - 1 < 3),
+    ],
+)
+def test_integer_comparisons(comparison: str, holds: object, engine: str) -> None:
+    register = {"16": "%h0", "32": "%r2", "64": "%d5"}[comparison[-2:]]
+    body = f"""
+    sub.s32 %r2, %tid, 16;
+    cvt.u16.u32 %h0, %r2;
+    cvt.s64.s32 %d5, %r2;
+    setp.{comparison} %p0|%p1, {register}, 3;
+    selp.b32 %r0, 1, 0, %p0;
+    selp.b32 %r1, 2, 0, %p1;
+    add.s32 %r0, %r0, %r1;
+"""
+    assert list(run(body, engine)) == [1 if holds(n) else 2 for n in range(32)]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("comparison", "holds"),
+    [
+        ("lt", [1, 0, 0, 0]), ("ge", [0, 1, 1, 0]), ("ne", [1, 0, 1, 0]), ("ltu", [1, 0, 0, 1]),
+        ("equ", [0, 1, 0, 1]), ("neu", [1, 0, 1, 1]), ("num", [1, 1, 1, 0]), ("nan", [0, 0, 0, 1]),
+    ],
+)  # fmt: skip
+def test_float_comparisons(comparison: str, holds: list[int], engine: str) -> None:
+    body = f"""
+    and.b32 %r1, %tid, 3;
+    mov.b32 %r2, 0f7FC00000;
+    setp.eq.s32 %p1, %r1, 0;
+    @%p1 mov.b32 %r2, 0fBF800000;
+    setp.eq.s32 %p1, %r1, 1;
+    @%p1 mov.b32 %r2, 0f80000000;
+    setp.eq.s32 %p1, %r1, 2;
+    @%p1 mov.b32 %r2, 0f7F800000;
+    setp.{comparison}.f32 %p0, %r2, 0f00000000;
+    selp.b32 %r0, 1, 0, %p0;
+"""
+    assert list(run(body, engine)) == holds * 8

@@ -102,8 +102,8 @@ void read_span(Shadow& shadow, u32 offset, u32 bytes, const Accessor& by) {
 }
 
 [[noreturn]] void not_16(const char* what, u64 to, u64 from, u32 bytes) {
-  fail(Kind::misaligned, "bulk %s of %u bytes from 0x%llx to 0x%llx: all three must be multiples of 16", what, bytes,
-       static_cast<unsigned long long>(from), static_cast<unsigned long long>(to));
+  fail(Kind::misaligned, "bulk %s of %u bytes from 0x%llx to 0x%llx: all three must be multiples of 16", what,
+       bytes, static_cast<unsigned long long>(from), static_cast<unsigned long long>(to));
 }
 
 }  // namespace
@@ -184,8 +184,9 @@ void Cta::cp_async(Warp& w, const Instruction& i, u32 mask) {
     const u32 address = w.reg<u32>(list[0])[l];
     from[l] = w.reg<u64>(list[1])[l];
     bytes[l] = list[2] == NONE ? size : std::min(size, w.reg<u32>(list[2])[l]);
-    if ((address | from[l]) & (size - 1)) fail(Kind::misaligned, "cp.async of %u bytes from 0x%llx to 0x%x", size,
-                                               static_cast<unsigned long long>(from[l]), address);
+    if ((address | from[l]) & (size - 1))
+      fail(Kind::misaligned, "cp.async of %u bytes from 0x%llx to 0x%x", size,
+           static_cast<unsigned long long>(from[l]), address);
     to[l] = shared_address(address, size, "cp.async");
     if (bytes[l]) launch->check_global(from[l], bytes[l], false, early);
   }
@@ -204,7 +205,8 @@ void Cta::run_cp_async(AsyncOp& op) {
     const int l = __builtin_ctz(m);
     write_span(shadow, op.lane_shared[l], op.bytes, async(op));
     u8 data[16] = {};
-    if (op.lane_bytes[l]) std::memcpy(data, reinterpret_cast<const void*>(op.lane_global[l]), op.lane_bytes[l]);
+    if (op.lane_bytes[l])
+      std::memcpy(data, reinterpret_cast<const void*>(op.lane_global[l]), op.lane_bytes[l]);
     std::memcpy(shared + op.lane_shared[l], data, op.bytes);
   }
 }
@@ -275,9 +277,14 @@ void Cta::tma_load(Warp& w, const Instruction& i, u32 mask) {
     const TensorMap* map = nullptr;
     for (i64 k = 0; k < launch->view.map_count; k++)
       if (name == PARAM_BASE + static_cast<u64>(launch->view.maps[k].parameter)) map = launch->view.maps + k;
-    if (!map) fail(Kind::tensor_map, "0x%llx is not the address of a tensor map among the kernel's parameters", static_cast<unsigned long long>(name));
-    if (!map->valid) fail(Kind::tensor_map, "the tensor map at parameter offset %d has a data type or rank that is not known", map->parameter);
-    if (map->rank != i.count - 3) fail(Kind::tensor_map, "%d coordinates for a tensor map of rank %d", i.count - 3, map->rank);
+    if (!map)
+      fail(Kind::tensor_map, "0x%llx is not the address of a tensor map among the kernel's parameters",
+           static_cast<unsigned long long>(name));
+    if (!map->valid)
+      fail(Kind::tensor_map,
+           "the tensor map at parameter offset %d has a data type or rank that is not known", map->parameter);
+    if (map->rank != i.count - 3)
+      fail(Kind::tensor_map, "%d coordinates for a tensor map of rank %d", i.count - 3, map->rank);
     i32 first[5] = {0, 0, 0, 0, 0};
     for (int d = 0; d < map->rank; d++) first[d] = w.reg<i32>(list[3 + d])[l];
     const i64 row = map->box[0] * map->element_bytes;
@@ -285,7 +292,8 @@ void Cta::tma_load(Warp& w, const Instruction& i, u32 mask) {
       fail(Kind::tensor_map, "first coordinate %d is %lld bytes, not a multiple of 16", first[0],
            static_cast<long long>(static_cast<i64>(first[0]) * map->element_bytes));
     if (map->swizzle && row > SPAN[map->swizzle])
-      fail(Kind::tensor_map, "box rows of %lld bytes are wider than the swizzle's %u", static_cast<long long>(row), SPAN[map->swizzle]);
+      fail(Kind::tensor_map, "box rows of %lld bytes are wider than the swizzle's %u",
+           static_cast<long long>(row), SPAN[map->swizzle]);
     if (to % 128) fail(Kind::misaligned, "destination 0x%x of a tensor copy is not a multiple of 128", to);
     Rows rows{*map, first};
     const i64 pitch = std::max<i64>(row, SPAN[map->swizzle]), count = rows.count();
@@ -298,7 +306,8 @@ void Cta::tma_load(Warp& w, const Instruction& i, u32 mask) {
       const u64 start = address + static_cast<u64>((first[0] + from) * map->element_bytes);
       if (launch->in_global(start, static_cast<u64>((end - from) * map->element_bytes))) continue;
       for (i64 x = 0; x < end - from; x++)
-        launch->check_global(start + static_cast<u64>(x * map->element_bytes), map->element_bytes, false, false);
+        launch->check_global(start + static_cast<u64>(x * map->element_bytes), map->element_bytes, false,
+                             false);
     }
     const u32 index = mbarrier_index(w.reg<u32>(list[2])[l]);
     if (early)
@@ -332,13 +341,16 @@ void Cta::run_tma_load(AsyncOp& op) {
     const bool inside = rows.outer(address) && from < end;
     const u8* data = line;
     if (inside && from == 0 && end == map.box[0]) {
-      data = reinterpret_cast<const u8*>(address + static_cast<u64>(static_cast<i64>(op.coordinates[0]) * width));
+      data = reinterpret_cast<const u8*>(address +
+                                         static_cast<u64>(static_cast<i64>(op.coordinates[0]) * width));
     } else {
       const u8 fill[2] = {static_cast<u8>(map.fill), static_cast<u8>(map.fill >> 8)};
       for (u32 k = 0; k < row; k++) line[k] = fill[k & 1];
       if (inside)
-        std::memcpy(line + from * width, reinterpret_cast<const u8*>(address + static_cast<u64>((op.coordinates[0] + from) * width)),
-                    static_cast<size_t>((end - from) * width));
+        std::memcpy(
+            line + from * width,
+            reinterpret_cast<const u8*>(address + static_cast<u64>((op.coordinates[0] + from) * width)),
+            static_cast<size_t>((end - from) * width));
     }
     const u32 start = op.shared + static_cast<u32>(r) * pitch;
     if (!swizzle_mask) {

@@ -33,6 +33,7 @@ class BuildError(RuntimeError):
     """The library cannot be had; the message says what is missing."""
 
 
+@functools.lru_cache
 def available() -> str:
     """Return an empty text if the native engine can be had (building it if need be), else why not."""
     try:
@@ -95,7 +96,7 @@ def _key(compiler: str, header: str) -> str:
     digest = hashlib.sha256(header.encode())
     for name in (*SOURCES, *HEADERS):
         digest.update((here / name).read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout  # noqa: S603
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     import tvm_ffi
 
     for part in (version.decode(errors="replace"), *FLAGS, tvm_ffi.__version__, platform.machine(), _cpu()):

@@ -12,9 +12,9 @@ struct Warp;
 struct ProgramView {
   const Instruction* code;
   const i32* operands;
-  const u8* image;  // a warp's register file at its start
+  const u8* image;        // a warp's register file at its start
   const i32* parameters;  // triples: offset in the parameter block, size, offset in the register file
-  const i32* specials;  // offsets in the register file in the order of SPECIALS, or NONE
+  const i32* specials;    // offsets in the register file in the order of SPECIALS, or NONE
   i64 code_count;
   i64 image_bytes;
   i64 parameter_count;
@@ -60,7 +60,7 @@ struct Mbarrier {
   i64 tx = 0;
   u64 phase = 0;
   std::vector<u32> released;  // by arrivals and copies
-  std::vector<u32> done;  // a copy of that at the last completion
+  std::vector<u32> done;      // a copy of that at the last completion
 };
 
 struct Barrier {
@@ -90,13 +90,13 @@ struct AsyncOp {
   i32 n;
   bool accumulate;
   const i32* registers;  // wgmma
-  u32 lanes;  // cp_async
+  u32 lanes;             // cp_async
   u64 lane_global[LANES];
   u32 lane_shared[LANES];
   u32 lane_bytes[LANES];
   std::vector<u32> view;  // clocks at issue
   std::vector<u32> tensor_view;
-  std::vector<u32> saved;  // wgmma: input registers
+  std::vector<u32> saved;   // wgmma: input registers
   std::vector<u8> chained;  // those that earlier operations still write
 };
 
@@ -125,11 +125,11 @@ struct Warp {
   u32* vt = nullptr;  // the view for tensor memory
   i64 executed = 0;
   AtBarrier barrier = AtBarrier::no;
-  bool yielded = false;  // the last step ended in a test_wait
-  bool unready = false;  // which was not ready in some lane
-  bool fenced = false;  // wgmma.fence
+  bool yielded = false;                           // the last step ended in a test_wait
+  bool unready = false;                           // which was not ready in some lane
+  bool fenced = false;                            // wgmma.fence
   std::set<std::tuple<i32, u32, u64>> timed_out;  // waits by pc, mbarrier and phase
-  std::vector<std::pair<i32, u32>> loading;  // tcgen05.ld: register, place in loaded
+  std::vector<std::pair<i32, u32>> loading;       // tcgen05.ld: register, place in loaded
   std::vector<u32> loaded;
   std::vector<Issued> bulk, copies, products;
   u32 bulk_group[LANES] = {};
@@ -168,8 +168,8 @@ struct Cta {
   std::vector<u16> mbarrier_at;  // by 8-byte word: index + 1
   int copy_barriers = 0;
   std::vector<AsyncOp*> queues[QUEUES];
-  u32* tensor = nullptr;  // [lane][column]
-  u32 poisoned = 0;  // columns of this CTA that have had their poison
+  u32* tensor = nullptr;         // [lane][column]
+  u32 poisoned = 0;              // columns of this CTA that have had their poison
   i32 column_owner[TM_COLUMNS];  // first column of the allocation, -1: free
   u32 column_written[TM_COLUMNS];
   std::vector<u32> column_read;  // [column][warp]

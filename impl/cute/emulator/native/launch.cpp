@@ -62,16 +62,26 @@ void Cta::start(Launch& l, i64 number) {
     std::memcpy(w.file, program.image, static_cast<size_t>(program.image_bytes));
     for (i64 p = 0; p < program.parameter_count; p++) {
       const i32* entry = program.parameters + 3 * p;
-      for (int lane = 0; lane < LANES; lane++) std::memcpy(w.file + entry[2] + lane * entry[1], l.view.params + entry[0], entry[1]);
+      for (int lane = 0; lane < LANES; lane++)
+        std::memcpy(w.file + entry[2] + lane * entry[1], l.view.params + entry[0], entry[1]);
     }
     for (u32 lane = 0; lane < LANES; lane++) {
       const i32* block = l.view.block;
       const u32 thread = 32 * k + lane;
-      const u32 values[] = {
-          thread % block[0], thread / block[0] % block[1], thread / block[0] / block[1],
-          static_cast<u32>(id[0]), static_cast<u32>(id[1]), static_cast<u32>(id[2]),
-          static_cast<u32>(grid[0]), static_cast<u32>(grid[1]), static_cast<u32>(grid[2]),
-          static_cast<u32>(block[0]), static_cast<u32>(block[1]), static_cast<u32>(block[2]), lane, static_cast<u32>(k)};
+      const u32 values[] = {thread % block[0],
+                            thread / block[0] % block[1],
+                            thread / block[0] / block[1],
+                            static_cast<u32>(id[0]),
+                            static_cast<u32>(id[1]),
+                            static_cast<u32>(id[2]),
+                            static_cast<u32>(grid[0]),
+                            static_cast<u32>(grid[1]),
+                            static_cast<u32>(grid[2]),
+                            static_cast<u32>(block[0]),
+                            static_cast<u32>(block[1]),
+                            static_cast<u32>(block[2]),
+                            lane,
+                            static_cast<u32>(k)};
       static_assert(sizeof values / sizeof *values == SPECIAL_COUNT, "one value a special register");
       for (int s = 0; s < SPECIAL_COUNT; s++)
         if (program.specials[s] != NONE) w.reg<u32>(program.specials[s])[lane] = values[s];
@@ -204,7 +214,8 @@ class Scheduler {
     for (size_t s = 0; s < slots_.size(); s++) {
       Slot& slot = slots_[s];
       for (int k = 0; k < launch_.warp_count + QUEUES; k++) {
-        const bool there = k < launch_.warp_count ? !slot.cta->warps[k]->finished() : !slot.cta->queues[k - launch_.warp_count].empty();
+        const bool there = k < launch_.warp_count ? !slot.cta->warps[k]->finished()
+                                                  : !slot.cta->queues[k - launch_.warp_count].empty();
         if (!there) continue;
         if (!slot.seen[k]) {
           slot.seen[k] = 1;
@@ -213,7 +224,8 @@ class Scheduler {
         entities_.push_back({slot.priority[k], s, k});
       }
     }
-    std::stable_sort(entities_.begin(), entities_.end(), [](const Entity& a, const Entity& b) { return a.priority > b.priority; });
+    std::stable_sort(entities_.begin(), entities_.end(),
+                     [](const Entity& a, const Entity& b) { return a.priority > b.priority; });
     for (const Entity& e : entities_) {
       Cta& cta = *slots_[e.slot].cta;
       if (e.index < launch_.warp_count) {
@@ -238,8 +250,9 @@ class Scheduler {
       for (int k = 0; k < slot.cta->warp_count; k++) {
         const Warp& w = *slot.cta->warps[k];
         for (const Group& g : w.groups) {
-          snprintf(line, sizeof line, "\n  CTA (%d, %d, %d) warp %d lanes 0x%x waits at PTX line #%d#", slot.cta->id[0], slot.cta->id[1],
-                   slot.cta->id[2], k, g.mask, launch_.program.code[g.pc].line);
+          snprintf(line, sizeof line, "\n  CTA (%d, %d, %d) warp %d lanes 0x%x waits at PTX line #%d#",
+                   slot.cta->id[0], slot.cta->id[1], slot.cta->id[2], k, g.mask,
+                   launch_.program.code[g.pc].line);
           text += line;
         }
       }
@@ -247,8 +260,11 @@ class Scheduler {
     for (size_t k = 0; k < first.mbarrier_count; k++) {
       const Mbarrier& b = first.mbarriers[k];
       if (!b.live) continue;
-      snprintf(line, sizeof line, "\n  mbarrier at +%u: phase %llu, %lld of %lld arrivals outstanding, %lld bytes outstanding", b.address - SHARED_BASE,
-               static_cast<unsigned long long>(b.phase), static_cast<long long>(b.pending), static_cast<long long>(b.count), static_cast<long long>(b.tx));
+      snprintf(line, sizeof line,
+               "\n  mbarrier at +%u: phase %llu, %lld of %lld arrivals outstanding, %lld bytes outstanding",
+               b.address - SHARED_BASE, static_cast<unsigned long long>(b.phase),
+               static_cast<long long>(b.pending), static_cast<long long>(b.count),
+               static_cast<long long>(b.tx));
       text += line;
     }
     Fault fault;
@@ -270,7 +286,8 @@ void Launch::run() { Scheduler(*this).run(); }
 }  // namespace emulator
 
 // Execute a launch; 0 if it went well, else the view's error fields say what did not.
-extern "C" __attribute__((visibility("default"))) int kdafuzz_emulate(const emulator::ProgramView* program, emulator::LaunchView* view) {
+extern "C" __attribute__((visibility("default"))) int kdafuzz_emulate(const emulator::ProgramView* program,
+                                                                      emulator::LaunchView* view) {
   using namespace emulator;
   view->error_kind = -1;
   view->error_line = 0;

@@ -14,18 +14,23 @@ void Launch::out_of_bounds(u64 address, u64 bytes, const char* what) const {
   u64 distance = ~0ull;
   for (i64 k = 0; k < view.allocation_count; k++) {
     const u64 start = view.starts[k], end = start + view.sizes[k];
-    const u64 away = address + bytes > end ? (address > end ? address - end : 0) : start > address ? start - address : 0;
+    const u64 away = address + bytes > end ? (address > end ? address - end : 0)
+                     : start > address     ? start - address
+                                           : 0;
     if (away < distance) distance = away, nearest = k;
   }
-  if (nearest < 0) fail(Kind::bounds, "%s of %llu bytes at 0x%llx: the launch has no memory", what,
-                        static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address));
+  if (nearest < 0)
+    fail(Kind::bounds, "%s of %llu bytes at 0x%llx: the launch has no memory", what,
+         static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address));
   const u64 start = view.starts[nearest], end = start + view.sizes[nearest];
   // The allocation's number between bars: Python puts its name there.
   if (address < start)
-    fail(Kind::bounds, "%s of %llu bytes at 0x%llx: %llu bytes below |%lld|", what, static_cast<unsigned long long>(bytes),
-         static_cast<unsigned long long>(address), static_cast<unsigned long long>(start - address), static_cast<long long>(nearest));
-  fail(Kind::bounds, "%s of %llu bytes at 0x%llx: ends %llu bytes past |%lld|", what, static_cast<unsigned long long>(bytes),
-       static_cast<unsigned long long>(address), static_cast<unsigned long long>(address + bytes - end), static_cast<long long>(nearest));
+    fail(Kind::bounds, "%s of %llu bytes at 0x%llx: %llu bytes below |%lld|", what,
+         static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address),
+         static_cast<unsigned long long>(start - address), static_cast<long long>(nearest));
+  fail(Kind::bounds, "%s of %llu bytes at 0x%llx: ends %llu bytes past |%lld|", what,
+       static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address),
+       static_cast<unsigned long long>(address + bytes - end), static_cast<long long>(nearest));
 }
 
 void Launch::check_global(u64 address, u64 bytes, bool write, bool early) {
@@ -40,8 +45,9 @@ void Launch::check_global(u64 address, u64 bytes, bool write, bool early) {
   if (!inside) out_of_bounds(address, bytes, write ? "store" : "load");
   for (i64 k = 0; k < view.allocation_count; k++)
     if (contains(k, address, bytes))
-      fail(Kind::read_only, "store of %llu bytes at 0x%llx, in |%lld|", static_cast<unsigned long long>(bytes),
-           static_cast<unsigned long long>(address), static_cast<long long>(k));
+      fail(Kind::read_only, "store of %llu bytes at 0x%llx, in |%lld|",
+           static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address),
+           static_cast<long long>(k));
 }
 
 namespace {
@@ -103,7 +109,8 @@ ALWAYS_INLINE bool consecutive(const u32* address) {
 }
 
 // Lane by lane, for an access that is not plainly inside one allocation.
-NOINLINE void resolve_global(Warp& w, const u64* address, u32 mask, u32 bytes, bool write, bool early, u8** places) {
+NOINLINE void resolve_global(Warp& w, const u64* address, u32 mask, u32 bytes, bool write, bool early,
+                             u8** places) {
   Launch& launch = *w.cta->launch;
   for (u32 m = mask; m; m &= m - 1) {
     const int l = __builtin_ctz(m);
@@ -138,12 +145,15 @@ void access_global(Warp& w, const Instruction& i, u32 mask, bool write) {
   bool plain = !(odd & (bytes - 1));
   if (plain) {
     const u64 span = high - low + bytes;
-    const auto good = [&](size_t n) { return launch.contains(n, low, span) && (!write || launch.view.writable[n]); };
+    const auto good = [&](size_t n) {
+      return launch.contains(n, low, span) && (!write || launch.view.writable[n]);
+    };
     const size_t end = launch.view.allocation_count;
     if (early) {
       // Counted to the first allocation with the access: none before may hold a part of it.
       size_t k = 0;
-      while (k < end && !good(k) && ((write && !launch.view.writable[k]) || !launch.touches(k, low, span))) k++;
+      while (k < end && !good(k) && ((write && !launch.view.writable[k]) || !launch.touches(k, low, span)))
+        k++;
       plain = k < end && good(k);
       if (plain) launch.view.early[2 * k + write] += __builtin_popcount(mask);
     } else if (launch.last_allocation >= end || !good(launch.last_allocation)) {
@@ -164,9 +174,25 @@ void access_global(Warp& w, const Instruction& i, u32 mask, bool write) {
 namespace {
 
 template <u32 UNITS>
-ALWAYS_INLINE void shadow_lanes(Shadow& shadow, const u32* offset, u32 mask, const Accessor& by, bool write, u32 units) {
+ALWAYS_INLINE void shadow_lanes(Shadow& shadow, const u32* offset, u32 mask, const Accessor& by, bool write,
+                                u32 units) {
   const u32 n = UNITS ? UNITS : units;
   if (write) {
+    bool apart = true;  // each lane's units above those of the lane before
+    if (mask == FULL) {
+      for (int l = 1; l < LANES; l++) apart &= offset[l] / 2 >= offset[l - 1] / 2 + n;
+    } else {
+      u32 next = 0;
+      for (u32 m = mask; m; m &= m - 1) {
+        const u32 unit = offset[__builtin_ctz(m)] / 2;
+        apart &= unit >= next;
+        next = unit + n;
+      }
+    }
+    for (u32 m = apart ? 0 : mask; m; m &= m - 1) {
+      const u32 l = __builtin_ctz(m);
+      shadow.check_writes(offset[l] / 2, n, l, by);
+    }
     for (u32 m = mask; m; m &= m - 1) {
       const u32 l = __builtin_ctz(m);
       shadow.write(offset[l] / 2, n, l, by);
@@ -206,7 +232,8 @@ NOINLINE void bad_shared(const Warp& w, const u32* address, u32 mask, u32 bytes)
 
 void access_shared(Warp& w, const Instruction& i, u32 mask, bool write) {
   Cta& cta = *w.cta;
-  const u32 bytes = static_cast<u32>(i.size) * i.count, size = static_cast<u32>(cta.launch->view.shared_bytes);
+  const u32 bytes = static_cast<u32>(i.size) * i.count,
+            size = static_cast<u32>(cta.launch->view.shared_bytes);
   const u32* base = w.reg<u32>(i.a);
   u32 address[LANES], offset[LANES], odd = 0, beyond = 0;
   const u32 spare = base[__builtin_ctz(mask)] + static_cast<u32>(i.imm);

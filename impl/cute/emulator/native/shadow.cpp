@@ -3,87 +3,88 @@
 
 namespace emulator {
 
-// Add a reader to a unit: one record per entity, the newest clock.
-void Shadow::record(u32 u, u64 mine, const Accessor& by) {
+void Shadow::prepare(size_t bytes, int warps, bool clear) {
+  const size_t units = (bytes + 1) / 2 + 8;
+  if (clear || units > units_ || warps != warps_) {
+    units_ = std::max(units, units_);
+    warps_ = warps;
+    writer_ = reinterpret_cast<u64*>(store_[0].need(units_ * 8));
+    reader_ = reinterpret_cast<u64*>(store_[1].need(units_ * 8));
+    more_ = reinterpret_cast<u32*>(store_[2].need(units_ * 4));
+    line_ = reinterpret_cast<i32*>(store_[3].need(units_ * 4));
+    std::memset(writer_, 0, units_ * 8);
+    std::memset(reader_, 0, units_ * 8);
+    std::memset(more_, 0, units_ * 4);
+    std::memset(line_, 0, units_ * 4);
+  }
+  nodes_.assign(1, Node{0, 0});
+  last_mine_ = 0;
+}
+
+// Readers with one more record: one an entity, the newest clock.
+NOINLINE Shadow::Readers Shadow::with_reader(u64 r, u32 more, u64 mine, u32 base) {
   const u32 entity = Record::entity(mine), clock = Record::clock(mine);
-  const auto merge = [&](u64& slot) {
-    if (Record::clock(slot) < clock) {
-      slot = mine;
-    } else if (Record::clock(slot) == clock && Record::lane(slot) != Record::lane(mine)) {
-      slot = Record::make(clock, entity, SEVERAL_LANES);
-    }
+  const auto merged = [&](u64 old) {
+    if (Record::clock(old) < clock) return mine;
+    const bool other = Record::clock(old) == clock && Record::lane(old) != Record::lane(mine);
+    return other ? Record::make(clock, entity, SEVERAL_LANES) : old;
   };
-  u64& first = reader_[u];
-  if (Record::clock(first) <= by.base || Record::entity(first) == entity) {
-    merge(first);
-    return;
+  if (Record::clock(r) <= base) return {mine, 0};
+  if (Record::entity(r) == entity) return {merged(r), more};
+  u64 before[6 * 64 + 2 + COPY_BARRIERS];
+  u32 count = 0, at = more;
+  while (at && Record::entity(nodes_[at].record) != entity) {
+    before[count++] = nodes_[at].record;
+    at = nodes_[at].next;
   }
-  u32 stale = 0;
-  for (u32 at = more_[u]; at; at = nodes_[at].next) {
-    if (Record::entity(nodes_[at].record) == entity) {
-      merge(nodes_[at].record);
-      return;
-    }
-    if (Record::clock(nodes_[at].record) <= by.base) stale = at;
-  }
-  if (stale) {
-    nodes_[stale].record = mine;
-    return;
-  }
-  u32 at = free_;
-  if (at) {
-    free_ = nodes_[at].next;
+  if (!at) {
+    nodes_.push_back(Node{mine, more});
   } else {
-    at = static_cast<u32>(nodes_.size());
-    nodes_.push_back(Node{0, 0});
+    const u64 now = merged(nodes_[at].record);
+    if (now == nodes_[at].record) return {r, more};
+    nodes_.push_back(Node{now, nodes_[at].next});
+    while (count) nodes_.push_back(Node{before[--count], static_cast<u32>(nodes_.size() - 1)});
   }
-  nodes_[at] = Node{mine, more_[u]};
-  more_[u] = at;
+  const u32 result = static_cast<u32>(nodes_.size() - 1);
+  if (nodes_.size() < most_nodes_) return {r, result};
+  // Keep the new list through the clean-up by lending it to a spare unit.
+  more_[units_ - 1] = result;
+  reader_[units_ - 1] = r;
+  compact(base);
+  return {r, more_[units_ - 1]};
 }
 
-void Shadow::forget_more(u32 u) {
-  while (const u32 at = more_[u]) {
-    more_[u] = nodes_[at].next;
-    nodes_[at].next = free_;
-    free_ = at;
-  }
+// Drop lists that no unit has.
+void Shadow::compact(u32 base) {
+  std::vector<u32> to(nodes_.size(), 0);
+  const auto counts = [&](size_t u) { return more_[u] && Record::clock(reader_[u]) > base; };
+  for (size_t u = 0; u < units_; u++)
+    if (counts(u))
+      for (u32 at = more_[u]; at && !to[at]; at = nodes_[at].next) to[at] = 1;
+  u32 kept = 1;
+  for (u32 at = 1; at < to.size(); at++)
+    if (to[at]) {
+      nodes_[kept] = Node{nodes_[at].record, to[nodes_[at].next]};
+      to[at] = kept++;
+    }
+  nodes_.resize(kept);
+  for (size_t u = 0; u < units_; u++) more_[u] = counts(u) ? to[more_[u]] : 0;
+  most_nodes_ = std::max<size_t>(1 << 20, 2 * nodes_.size());
 }
 
-NOINLINE void Shadow::read_slowly(u32 u, u32 n, u32 lane, const Accessor& by) {
-  const u64 mine = Record::make(by.clock, by.entity, lane);
-  for (u32 i = u; i < u + n; i++) {
-    if (!ordered(writer_[i], lane, by)) race_read(i, writer_[i], lane, by);
-    record(i, mine, by);
-  }
+NOINLINE void Shadow::read_one_by_one(u32 u, u32 n, u32 lane, const Accessor& by) {
+  for (u32 i = u; i < u + n; i++) read(i, 1, lane, by);
 }
 
-NOINLINE void Shadow::write_slowly(u32 u, u32 n, u32 lane, const Accessor& by) {
-  for (u32 i = u; i < u + n; i++) {
-    const u64 w = writer_[i];
-    if (Record::entity(w) != by.entity && by.view[Record::entity(w)] < Record::clock(w)) race_write(i, w, lane, by);
-    if (!ordered(reader_[i], lane, by)) race_after_read(i, reader_[i], lane, by);
-    for (u32 at = more_[i]; at; at = nodes_[at].next)
-      if (!ordered(nodes_[at].record, lane, by)) race_after_read(i, nodes_[at].record, lane, by);
-    writer_[i] = Record::make(by.clock, by.entity, lane);
-    reader_[i] = 0;
-    line_[i] = by.line;
-    forget_more(i);
-  }
+NOINLINE void Shadow::write_one_by_one(u32 u, u32 n, u32 lane, const Accessor& by) {
+  for (u32 i = u; i < u + n; i++) write(i, 1, lane, by);
 }
 
-NOINLINE void Shadow::write_async_slowly(u32 u, u32 n, const Accessor& by) {
-  const auto before = [&](u64 r) { return by.view[Record::entity(r)] >= Record::clock(r); };
-  for (u32 i = u; i < u + n; i++) {
-    if (!before(writer_[i])) race_write(i, writer_[i], ASYNC_LANE, by);
-    if (!before(reader_[i])) race_after_read(i, reader_[i], ASYNC_LANE, by);
-    for (u32 at = more_[i]; at; at = nodes_[at].next)
-      if (!before(nodes_[at].record)) race_after_read(i, nodes_[at].record, ASYNC_LANE, by);
-    writer_[i] = Record::make(by.clock, by.entity, ASYNC_LANE);
-    reader_[i] = 0;
-    line_[i] = by.line;
-    forget_more(i);
-  }
+NOINLINE void Shadow::read_async_one(u32 u, const Accessor& by, AsyncFaults& faults) {
+  read_async(u, 1, by, faults);
 }
+
+NOINLINE void Shadow::write_async_one(u32 u, const Accessor& by) { write_async(u, 1, by); }
 
 std::string Shadow::who(u64 record) const {
   const int entity = static_cast<int>(Record::entity(record)), lane = static_cast<int>(Record::lane(record));
@@ -109,23 +110,34 @@ std::string Shadow::who(u64 record) const {
 }
 
 void Shadow::race_read(u32 u, u64 writer, u32 lane, const Accessor& by) const {
-  fail(Kind::race, "shared address 0x%x (+%u): read by %s of what %s wrote at PTX line %d, with nothing in between that orders them",
-       SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, lane)).c_str(), who(writer).c_str(), line_[u]);
+  fail(Kind::race,
+       "shared address 0x%x (+%u): read by %s of what %s wrote at PTX line %d, with nothing in between that "
+       "orders them",
+       SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, lane)).c_str(), who(writer).c_str(),
+       line_[u]);
 }
 
 void Shadow::race_write(u32 u, u64 writer, u32 lane, const Accessor& by) const {
-  fail(Kind::race, "shared address 0x%x (+%u): written by %s over what %s wrote at PTX line %d, with nothing in between that orders them",
-       SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, lane)).c_str(), who(writer).c_str(), line_[u]);
+  fail(Kind::race,
+       "shared address 0x%x (+%u): written by %s over what %s wrote at PTX line %d, with nothing in between "
+       "that orders them",
+       SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, lane)).c_str(), who(writer).c_str(),
+       line_[u]);
 }
 
 void Shadow::race_after_read(u32 u, u64 reader, u32 lane, const Accessor& by) const {
-  fail(Kind::race, "shared address 0x%x (+%u): written by %s though %s reads it, with nothing in between that orders them",
-       SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, lane)).c_str(), who(reader).c_str());
+  fail(
+      Kind::race,
+      "shared address 0x%x (+%u): written by %s though %s reads it, with nothing in between that orders them",
+      SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, lane)).c_str(), who(reader).c_str());
 }
 
 void Shadow::missing_fence(u32 u, const Accessor& by) const {
-  fail(Kind::proxy, "shared address 0x%x (+%u): %s reads what %s wrote at PTX line %d, with no fence.proxy.async in between",
-       SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, ASYNC_LANE)).c_str(), who(writer_[u]).c_str(), line_[u]);
+  fail(Kind::proxy,
+       "shared address 0x%x (+%u): %s reads what %s wrote at PTX line %d, with no fence.proxy.async in "
+       "between",
+       SHARED_BASE + 2 * u, 2 * u, who(Record::make(by.clock, by.entity, ASYNC_LANE)).c_str(),
+       who(writer_[u]).c_str(), line_[u]);
 }
 
 }  // namespace emulator

@@ -54,62 +54,51 @@ struct Accessor {
 class Shadow {
  public:
   // Make room for `bytes` of shared memory; records of another number of warps are dropped.
-  void prepare(size_t bytes, int warps, bool clear) {
-    const size_t units = (bytes + 1) / 2 + 8;
-    if (clear || units > units_ || warps != warps_) {
-      units_ = std::max(units, units_);
-      warps_ = warps;
-      writer_ = reinterpret_cast<u64*>(store_[0].need(units_ * 8));
-      reader_ = reinterpret_cast<u64*>(store_[1].need(units_ * 8));
-      more_ = reinterpret_cast<u32*>(store_[2].need(units_ * 4));
-      line_ = reinterpret_cast<i32*>(store_[3].need(units_ * 4));
-      std::memset(writer_, 0, units_ * 8);
-      std::memset(reader_, 0, units_ * 8);
-      std::memset(more_, 0, units_ * 4);
-      std::memset(line_, 0, units_ * 4);
-      nodes_.assign(1, Node{0, 0});
-      free_ = 0;
-    }
-  }
+  // Called with every older record at or below the base of the CTA that starts, or `clear`.
+  void prepare(size_t bytes, int warps, bool clear);
 
   // Units [u, u + n) are read or written by one lane of a warp; throws a race.
   ALWAYS_INLINE void read(u32 u, u32 n, u32 lane, const Accessor& by) {
     const u64 w = writer_[u], r = reader_[u];
-    if (uniform(u, n, w, r)) {
-      if (!ordered(w, lane, by)) race_read(u, w, lane, by);
-      const u64 mine = Record::make(by.clock, by.entity, lane);
-      if (r == mine) return;
-      const u32 entity = Record::entity(r), clock = Record::clock(r);
-      u64 now = mine;
-      if (entity == by.entity) {
-        if (clock == by.clock) {
-          now = Record::make(by.clock, by.entity, SEVERAL_LANES);
-          if (now == r) return;
-        }
-      } else if (by.view[entity] < clock) {
-        read_slowly(u, n, lane, by);
-        return;
-      }
-      for (u32 i = 0; i < n; i++) reader_[u + i] = now;
-    } else {
-      read_slowly(u, n, lane, by);
+    const u32 more = more_[u];
+    if (n > 1 && !uniform(u, n, w, r, more)) {
+      read_one_by_one(u, n, lane, by);
+      return;
     }
+    if (!ordered(w, lane, by)) race_read(u, w, lane, by);
+    const u64 mine = Record::make(by.clock, by.entity, lane);
+    if (r == mine) return;
+    const u32 entity = Record::entity(r), clock = Record::clock(r);
+    u64 now = mine;
+    if (entity == by.entity && clock == by.clock) {
+      now = Record::make(by.clock, by.entity, SEVERAL_LANES);
+      if (now == r) return;
+    } else if (entity != by.entity && (by.view[entity] < clock || (more && clock > by.base))) {
+      // A reader that nothing orders before this one stays. (One that comes before it need not:
+      // whoever comes after this read comes after that one too.)
+      add(u, n, r, more, mine, by.base);
+      return;
+    }
+    for (u32 i = 0; i < n; i++) reader_[u + i] = now;
+    if (more && clock <= by.base)
+      for (u32 i = 0; i < n; i++) more_[u + i] = 0;
   }
 
   ALWAYS_INLINE void write(u32 u, u32 n, u32 lane, const Accessor& by) {
     const u64 w = writer_[u], r = reader_[u];
-    const u64 mine = Record::make(by.clock, by.entity, lane);
-    if (uniform(u, n, w, r)) {
-      if (Record::entity(w) != by.entity && by.view[Record::entity(w)] < Record::clock(w)) race_write(u, w, lane, by);
-      if (!ordered(r, lane, by)) race_after_read(u, r, lane, by);
-      if (w != mine)
-        for (u32 i = 0; i < n; i++) writer_[u + i] = mine;
-      if (r)
-        for (u32 i = 0; i < n; i++) reader_[u + i] = 0;
-      for (u32 i = 0; i < n; i++) line_[u + i] = by.line;
-    } else {
-      write_slowly(u, n, lane, by);
+    const u32 more = more_[u];
+    if (n > 1 && !uniform(u, n, w, r, more)) {
+      write_one_by_one(u, n, lane, by);
+      return;
     }
+    check_write(u, w, r, more, lane, by);
+    written(u, n, r, more, Record::make(by.clock, by.entity, lane), by.line);
+  }
+
+  // The checks of a write alone, for stores whose lanes share units: none may hide what another
+  // one overwrites.
+  void check_writes(u32 u, u32 n, u32 lane, const Accessor& by) const {
+    for (u32 i = u; i < u + n; i++) check_write(i, writer_[i], reader_[i], more_[i], lane, by);
   }
 
   // The first faults of an async read; a race counts before a missing proxy fence.
@@ -118,21 +107,16 @@ class Shadow {
     i64 proxy = -1;
   };
 
-  // Async accesses in runs whose units mostly agree (16 bytes).
   ALWAYS_INLINE void read_async(u32 u, u32 n, const Accessor& by, AsyncFaults& faults) {
     const u64 w = writer_[u], r = reader_[u];
-    const u64 mine = Record::make(by.clock, by.entity, ASYNC_LANE);
-    if (uniform(u, n, w, r)) {
-      check_async_read(u, w, by, faults);
-      if (r == mine) return;
-      if (Record::clock(r) <= by.base || (Record::entity(r) == by.entity && Record::clock(r) < by.clock)) {
-        for (u32 i = 0; i < n; i++) reader_[u + i] = mine;
-        return;
-      }
-    } else {
-      for (u32 i = 0; i < n; i++) check_async_read(u + i, writer_[u + i], by, faults);
+    const u32 more = more_[u];
+    if (n > 1 && !uniform(u, n, w, r, more)) {
+      for (u32 i = 0; i < n; i++) read_async_one(u + i, by, faults);
+      return;
     }
-    for (u32 i = 0; i < n; i++) record(u + i, mine, by);
+    check_async_read(u, w, by, faults);
+    const u64 mine = Record::make(by.clock, by.entity, ASYNC_LANE);
+    if (r != mine) add(u, n, r, more, mine, by.base);
   }
 
   void report(const AsyncFaults& faults, const Accessor& by) {
@@ -140,30 +124,40 @@ class Shadow {
     if (faults.proxy >= 0) missing_fence(static_cast<u32>(faults.proxy), by);
   }
 
+  // An operation may write a place twice (lanes of one cp.async).
   ALWAYS_INLINE void write_async(u32 u, u32 n, const Accessor& by) {
     const u64 w = writer_[u], r = reader_[u];
-    const u64 mine = Record::make(by.clock, by.entity, ASYNC_LANE);
-    if (uniform(u, n, w, r)) {
-      if (by.view[Record::entity(w)] < Record::clock(w)) race_write(u, w, ASYNC_LANE, by);
-      if (by.view[Record::entity(r)] < Record::clock(r)) race_after_read(u, r, ASYNC_LANE, by);
-      for (u32 i = 0; i < n; i++) writer_[u + i] = mine;
-      for (u32 i = 0; i < n; i++) reader_[u + i] = 0;
-      for (u32 i = 0; i < n; i++) line_[u + i] = by.line;
-    } else {
-      write_async_slowly(u, n, by);
+    const u32 more = more_[u];
+    if (n > 1 && !uniform(u, n, w, r, more)) {
+      for (u32 i = 0; i < n; i++) write_async_one(u + i, by);
+      return;
     }
+    const u64 mine = Record::make(by.clock, by.entity, ASYNC_LANE);
+    const auto before = [&](u64 x) { return by.view[Record::entity(x)] >= Record::clock(x); };
+    if (w != mine && !before(w)) race_write(u, w, ASYNC_LANE, by);
+    if (!before(r)) race_after_read(u, r, ASYNC_LANE, by);
+    if (more && Record::clock(r) > by.base)
+      for (u32 at = more; at; at = nodes_[at].next)
+        if (!before(nodes_[at].record)) race_after_read(u, nodes_[at].record, ASYNC_LANE, by);
+    written(u, n, r, more, mine, by.line);
   }
 
  private:
-  // Further readers of a unit, a list by index; 0 ends it.
+  // Further readers of a unit: a list that is never changed, so that units share it; 0 ends it.
+  // It counts only while the first reader's record is above the base. `next` is a smaller index.
   struct Node {
     u64 record;
     u32 next;
   };
+  struct Readers {
+    u64 first;
+    u32 more;
+  };
 
-  ALWAYS_INLINE bool uniform(u32 u, u32 n, u64 w, u64 r) const {
-    u64 different = more_[u];
-    for (u32 i = 1; i < n; i++) different |= (writer_[u + i] ^ w) | (reader_[u + i] ^ r) | more_[u + i];
+  ALWAYS_INLINE bool uniform(u32 u, u32 n, u64 w, u64 r, u32 more) const {
+    u64 different = 0;
+    for (u32 i = 1; i < n; i++)
+      different |= (writer_[u + i] ^ w) | (reader_[u + i] ^ r) | (more_[u + i] ^ more);
     return !different;
   }
 
@@ -171,6 +165,15 @@ class Shadow {
   ALWAYS_INLINE static bool ordered(u64 r, u32 lane, const Accessor& by) {
     const u32 entity = Record::entity(r);
     return by.view[entity] >= Record::clock(r) || (entity == by.entity && Record::lane(r) == lane);
+  }
+
+  ALWAYS_INLINE void check_write(u32 u, u64 w, u64 r, u32 more, u32 lane, const Accessor& by) const {
+    if (Record::entity(w) != by.entity && by.view[Record::entity(w)] < Record::clock(w))
+      race_write(u, w, lane, by);
+    if (!ordered(r, lane, by)) race_after_read(u, r, lane, by);
+    if (more && Record::clock(r) > by.base)
+      for (u32 at = more; at; at = nodes_[at].next)
+        if (!ordered(nodes_[at].record, lane, by)) race_after_read(u, nodes_[at].record, lane, by);
   }
 
   ALWAYS_INLINE void check_async_read(u32 u, u64 w, const Accessor& by, AsyncFaults& faults) const {
@@ -182,11 +185,34 @@ class Shadow {
     }
   }
 
-  void read_slowly(u32 u, u32 n, u32 lane, const Accessor& by);
-  void write_slowly(u32 u, u32 n, u32 lane, const Accessor& by);
-  void write_async_slowly(u32 u, u32 n, const Accessor& by);
-  void record(u32 u, u64 mine, const Accessor& by);
-  void forget_more(u32 u);
+  ALWAYS_INLINE void written(u32 u, u32 n, u64 r, u32 more, u64 mine, i32 line) {
+    for (u32 i = 0; i < n; i++) writer_[u + i] = mine;
+    for (u32 i = 0; i < n; i++) line_[u + i] = line;
+    if (r)
+      for (u32 i = 0; i < n; i++) reader_[u + i] = 0;
+    if (more)
+      for (u32 i = 0; i < n; i++) more_[u + i] = 0;
+  }
+
+  // Add a reader to units that agree. The same change often comes for many units in a row.
+  ALWAYS_INLINE void add(u32 u, u32 n, u64 r, u32 more, u64 mine, u32 base) {
+    if (r != last_.first || more != last_.more || mine != last_mine_) {
+      last_ = {r, more};
+      last_mine_ = mine;
+      last_result_ = with_reader(r, more, mine, base);
+    }
+    const Readers result = last_result_;
+    for (u32 i = 0; i < n; i++) reader_[u + i] = result.first;
+    if (result.more != more)
+      for (u32 i = 0; i < n; i++) more_[u + i] = result.more;
+  }
+
+  Readers with_reader(u64 r, u32 more, u64 mine, u32 base);
+  void compact(u32 base);
+  void read_one_by_one(u32 u, u32 n, u32 lane, const Accessor& by);
+  void write_one_by_one(u32 u, u32 n, u32 lane, const Accessor& by);
+  void read_async_one(u32 u, const Accessor& by, AsyncFaults& faults);
+  void write_async_one(u32 u, const Accessor& by);
   std::string who(u64 record) const;
   [[noreturn]] void race_read(u32 u, u64 writer, u32 lane, const Accessor& by) const;
   [[noreturn]] void race_write(u32 u, u64 writer, u32 lane, const Accessor& by) const;
@@ -199,7 +225,9 @@ class Shadow {
   i32* line_ = nullptr;    // PTX line of the last writer
   Buffer store_[4];
   std::vector<Node> nodes_;
-  u32 free_ = 0;
+  size_t most_nodes_ = 1 << 20;
+  Readers last_ = {0, 0}, last_result_ = {0, 0};
+  u64 last_mine_ = 0;
   size_t units_ = 0;
   int warps_ = 0;
 };

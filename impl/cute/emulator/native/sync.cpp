@@ -7,7 +7,8 @@ namespace emulator {
 u32 Cta::shared_address(u32 address, u32 bytes, const char* what) const {
   const u32 offset = address - SHARED_BASE, size = static_cast<u32>(launch->view.shared_bytes);
   if (offset > size || bytes > size - offset)
-    fail(Kind::bounds, "shared %s of %u bytes at 0x%x, outside [0x%x, 0x%x)", what, bytes, address, SHARED_BASE, SHARED_BASE + size);
+    fail(Kind::bounds, "shared %s of %u bytes at 0x%x, outside [0x%x, 0x%x)", what, bytes, address,
+         SHARED_BASE, SHARED_BASE + size);
   return offset;
 }
 
@@ -54,14 +55,16 @@ void Cta::mbarrier_check(Mbarrier& b) {
 void Cta::mbarrier_arrive(Mbarrier& b, i64 arrivals) {
   b.pending -= arrivals;
   if (b.pending < 0)
-    fail(Kind::barrier, "more arrivals at the mbarrier at 0x%x than its count of %lld", b.address, static_cast<long long>(b.count));
+    fail(Kind::barrier, "more arrivals at the mbarrier at 0x%x than its count of %lld", b.address,
+         static_cast<long long>(b.count));
   mbarrier_check(b);
 }
 
 // The entity of copies that complete on an mbarrier.
 u32 Cta::copy_entity(Mbarrier& b) {
   if (b.entity < 0) {
-    if (copy_barriers == COPY_BARRIERS) fail(Kind::unsupported, "copies that complete on more than %d mbarriers", COPY_BARRIERS);
+    if (copy_barriers == COPY_BARRIERS)
+      fail(Kind::unsupported, "copies that complete on more than %d mbarriers", COPY_BARRIERS);
     b.entity = entities.barriers + copy_barriers++;
   }
   return b.entity;
@@ -78,7 +81,8 @@ bool Cta::barrier_arrive(Warp& w, i64 number, u32 count, bool wait) {
   Barrier& b = barriers[number];
   const u32 needed = count ? count : LANES * warp_count;
   if (b.arrived && b.needed != needed)
-    fail(Kind::barrier, "barrier %lld for %u threads, but earlier arrivals were for %u", static_cast<long long>(number), needed, b.needed);
+    fail(Kind::barrier, "barrier %lld for %u threads, but earlier arrivals were for %u",
+         static_cast<long long>(number), needed, b.needed);
   if (!b.arrived) {
     b.released.resize(entities.size);
     clear_vector(b.released.data());
@@ -86,7 +90,8 @@ bool Cta::barrier_arrive(Warp& w, i64 number, u32 count, bool wait) {
   b.needed = needed;
   b.arrived += LANES;
   if (b.arrived > needed)
-    fail(Kind::barrier, "barrier %lld: %u threads arrived where %u were expected", static_cast<long long>(number), b.arrived, needed);
+    fail(Kind::barrier, "barrier %lld: %u threads arrived where %u were expected",
+         static_cast<long long>(number), b.arrived, needed);
   release(w, b.released.data());
   if (wait) {
     w.barrier = AtBarrier::waiting;

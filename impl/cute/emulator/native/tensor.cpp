@@ -20,21 +20,24 @@ struct Operand {
 constexpr u32 ROW_BYTES[4] = {0, 32, 64, 128}, ROW_MASK[4] = {0, 1, 3, 7};
 
 Operand operand(u64 d, int swizzle) {
-  return {static_cast<u32>(d & 0x3FFF) << 4, static_cast<u32>(d >> 16 & 0x3FFF) << 4, static_cast<u32>(d >> 32 & 0x3FFF) << 4,
-          ROW_BYTES[swizzle], ROW_MASK[swizzle]};
+  return {static_cast<u32>(d & 0x3FFF) << 4, static_cast<u32>(d >> 16 & 0x3FFF) << 4,
+          static_cast<u32>(d >> 32 & 0x3FFF) << 4, ROW_BYTES[swizzle], ROW_MASK[swizzle]};
 }
 
 Operand blackwell(u64 d) {
   const u32 code = d >> 61 & 7;
   if ((d >> 46 & 7) != 1 || (d >> 49 & 7) || (code & 1))
-    fail(Kind::descriptor, "shared-memory descriptor 0x%016llx: version %u, base offset %u, swizzle code %u", static_cast<unsigned long long>(d),
-         static_cast<u32>(d >> 46 & 7), static_cast<u32>(d >> 49 & 7), code);
+    fail(Kind::descriptor, "shared-memory descriptor 0x%016llx: version %u, base offset %u, swizzle code %u",
+         static_cast<unsigned long long>(d), static_cast<u32>(d >> 46 & 7), static_cast<u32>(d >> 49 & 7),
+         code);
   return operand(d, code == 0 ? 0 : code == 2 ? 3 : code == 4 ? 2 : 1);
 }
 
 Operand hopper(u64 d) {
   const u64 known = 3ull << 62 | 0x3FFFull | 0x3FFFull << 16 | 0x3FFFull << 32;
-  if (d & ~known) fail(Kind::descriptor, "shared-memory descriptor 0x%016llx has bits that wgmma does not take", static_cast<unsigned long long>(d));
+  if (d & ~known)
+    fail(Kind::descriptor, "shared-memory descriptor 0x%016llx has bits that wgmma does not take",
+         static_cast<unsigned long long>(d));
   const u32 code = static_cast<u32>(d >> 62);
   return operand(d, code == 0 ? 0 : 4 - static_cast<int>(code));
 }
@@ -45,7 +48,8 @@ void check_inside(const Cta& cta, const Operand& o, u32 first, u32 rows, const c
     for (u32 h = 0; h < 2; h++) {
       const u32 offset = o.chunk(r, h);
       if (offset > size || 16 > size - offset)
-        fail(Kind::bounds, "%s reads shared address 0x%x, outside [0x%x, 0x%x)", what, offset + SHARED_BASE, SHARED_BASE, SHARED_BASE + size);
+        fail(Kind::bounds, "%s reads shared address 0x%x, outside [0x%x, 0x%x)", what, offset + SHARED_BASE,
+             SHARED_BASE, SHARED_BASE + size);
     }
 }
 
@@ -65,7 +69,8 @@ typedef f64 Vector8 __attribute__((vector_size(64)));
 
 // Sums of a[m][k] * b[k][n], k ascending, into the accumulator or instead of it. A product of bf16
 // numbers is exact in double, so that contraction to a fused multiply-add changes no bit.
-NOINLINE __attribute__((optimize("fp-contract=fast"))) void multiply(const f64 (*a)[16], const f64 (*b)[256], u32 n, f32* to, bool accumulate) {
+NOINLINE __attribute__((optimize("fp-contract=fast"))) void multiply(const f64 (*a)[16], const f64 (*b)[256],
+                                                                     u32 n, f32* to, bool accumulate) {
   for (u32 r = 0; r < TM_LANES; r += 4)
     for (u32 c = 0; c < n; c += 16) {
       Vector8 left[4] = {}, right[4] = {};
@@ -97,8 +102,10 @@ NOINLINE __attribute__((optimize("fp-contract=fast"))) void multiply(const f64 (
 void Cta::check_columns(u32 column, u32 n, const char* what) const {
   const bool owned = column < TM_COLUMNS && n <= TM_COLUMNS - column && column_owner[column] >= 0;
   for (u32 c = column; owned && c < column + n; c++)
-    if (column_owner[c] != column_owner[column]) fail(Kind::tensor_memory, "%s of columns [%u, %u), which are not allocated", what, column, column + n);
-  if (!owned) fail(Kind::tensor_memory, "%s of columns [%u, %u), which are not allocated", what, column, column + n);
+    if (column_owner[c] != column_owner[column])
+      fail(Kind::tensor_memory, "%s of columns [%u, %u), which are not allocated", what, column, column + n);
+  if (!owned)
+    fail(Kind::tensor_memory, "%s of columns [%u, %u), which are not allocated", what, column, column + n);
 }
 
 void Cta::tc_alloc(Warp& w, const Instruction& i) {
@@ -122,7 +129,8 @@ void Cta::tc_alloc(Warp& w, const Instruction& i) {
     std::fill_n(column_read.begin() + c * warp_count, warp_count, base);
   }
   if (best + n > poisoned) {
-    for (u32 l = 0; l < TM_LANES; l++) std::fill(tensor + l * TM_COLUMNS + poisoned, tensor + l * TM_COLUMNS + best + n, TM_POISON);
+    for (u32 l = 0; l < TM_LANES; l++)
+      std::fill(tensor + l * TM_COLUMNS + poisoned, tensor + l * TM_COLUMNS + best + n, TM_POISON);
     poisoned = best + n;
   }
   std::fill(column_owner + best, column_owner + best + n, static_cast<i32>(best));
@@ -145,17 +153,23 @@ void Cta::tc_dealloc(Warp& w, const Instruction& i) {
 void Cta::tc_load(Warp& w, const Instruction& i, u32 mask) {
   const i32* list = launch->program.operands + i.list;
   const u32* base_address = w.reg<u32>(i.a);
-  const u32 address = base_address[__builtin_ctz(mask)] + static_cast<u32>(i.imm), n = static_cast<u32>(i.count);
+  const u32 address = base_address[__builtin_ctz(mask)] + static_cast<u32>(i.imm),
+            n = static_cast<u32>(i.count);
   for (u32 m = mask; m; m &= m - 1)
     if (base_address[__builtin_ctz(m)] + static_cast<u32>(i.imm) != address)
       fail(Kind::tensor_memory, "tcgen05.ld from addresses that differ within the warp");
   const u32 lane = address >> 16, column = address & 0xFFFF, quarter = 32 * (w.index % 4);
-  if (lane != quarter) fail(Kind::tensor_memory, "warp %d loads from lane %u; its lanes are %u to %u", w.index, lane, quarter, quarter + 31);
+  if (lane != quarter)
+    fail(Kind::tensor_memory, "warp %d loads from lane %u; its lanes are %u to %u", w.index, lane, quarter,
+         quarter + 31);
   check_columns(column, n, "tcgen05.ld");
   const u32 seen = w.vt[entities.tensor_core], now = clock[entities.tensor_loads(w.index)];
   for (u32 c = column; c < column + n; c++) {
     if (column_written[c] > seen)
-      fail(Kind::tensor_memory, "column %u is loaded without waiting for the tcgen05.mma that writes it (mbarrier wait, then tcgen05.fence::after_thread_sync)", c);
+      fail(Kind::tensor_memory,
+           "column %u is loaded without waiting for the tcgen05.mma that writes it (mbarrier wait, then "
+           "tcgen05.fence::after_thread_sync)",
+           c);
     column_read[c * warp_count + w.index] = now;
   }
   for (u32 j = 0; j < n; j++) {
@@ -184,8 +198,10 @@ void Cta::tc_mma(Warp& w, const Instruction& i, u32 mask) {
     const u64 a = w.reg<u64>(list[1])[l], b = w.reg<u64>(list[2])[l];
     const u32 n = (idesc >> 17 & 63) * 8, rows = (idesc >> 24 & 31) * 16;
     if ((idesc >> 4 & 3) != 1 || (idesc >> 7 & 7) != 1 || (idesc >> 10 & 7) != 1 || (idesc >> 13 & 15))
-      fail(Kind::descriptor, "instruction descriptor 0x%x: only f32 += bf16 x bf16, both K-major, is known", idesc);
-    if (rows != 128 || n % 16 || n < 16 || n > 256) fail(Kind::descriptor, "instruction descriptor 0x%x: M %u, N %u", idesc, rows, n);
+      fail(Kind::descriptor, "instruction descriptor 0x%x: only f32 += bf16 x bf16, both K-major, is known",
+           idesc);
+    if (rows != 128 || n % 16 || n < 16 || n > 256)
+      fail(Kind::descriptor, "instruction descriptor 0x%x: M %u, N %u", idesc, rows, n);
     check_inside(*this, blackwell(a), 0, rows, "tcgen05.mma");
     check_inside(*this, blackwell(b), 0, n, "tcgen05.mma");
     if (d >> 16) fail(Kind::tensor_memory, "accumulator at lane %u", d >> 16);
@@ -216,7 +232,9 @@ void Cta::run_mma(AsyncOp& op) {
     for (int x = 0; x < warp_count; x++)
       if (op.tensor_view[entities.tensor_loads(x)] < column_read[c * warp_count + x])
         fail(Kind::tensor_memory,
-             "column %u is overwritten though warp %d loads it, with no tcgen05.wait::ld, fence::before_thread_sync, barrier and fence::after_thread_sync in between", c, x);
+             "column %u is overwritten though warp %d loads it, with no tcgen05.wait::ld, "
+             "fence::before_thread_sync, barrier and fence::after_thread_sync in between",
+             c, x);
     column_written[c] = op.clock;
   }
   multiply(a, b, n, reinterpret_cast<f32*>(tensor + op.column), op.accumulate);
@@ -241,12 +259,28 @@ void Cta::run_commit(AsyncOp& op) {
   mbarrier_arrive(b, 1);
 }
 
+namespace {
+
+// Mark the registers of a product that an earlier one, not executed yet, writes.
+void chain(const AsyncOp& earlier, AsyncOp& op) {
+  if (earlier.n == op.n && std::equal(op.registers, op.registers + op.n / 2, earlier.registers)) {
+    std::fill(op.chained.begin(), op.chained.end(), 1);
+    return;
+  }
+  for (i32 e = 0; e < op.n / 2; e++)
+    for (i32 k = 0; k < earlier.n / 2; k++) op.chained[e] |= earlier.registers[k] == op.registers[e];
+}
+
+}  // namespace
+
 void Cta::wg_mma(Warp& w, const Instruction& i, u32 mask) {
   const i32* list = launch->program.operands + i.list;
   const u64 *a = w.reg<u64>(list[0]), *b = w.reg<u64>(list[1]);
   const u32 n = static_cast<u32>(i.imm);
   if (mask != FULL) fail(Kind::divergence, "wgmma without all 32 lanes");
-  if (!w.fenced) fail(Kind::wgmma, "wgmma.mma_async without a wgmma.fence since the warp's start or its last wgmma.wait_group");
+  if (!w.fenced)
+    fail(Kind::wgmma,
+         "wgmma.mma_async without a wgmma.fence since the warp's start or its last wgmma.wait_group");
   for (int l = 1; l < LANES; l++)
     if (a[l] != a[0] || b[l] != b[0]) fail(Kind::descriptor, "wgmma descriptors that differ within the warp");
   check_inside(*this, hopper(a[0]), 16 * (w.index % 4), 16, "wgmma");
@@ -259,12 +293,9 @@ void Cta::wg_mma(Warp& w, const Instruction& i, u32 mask) {
   op->registers = list + 3;
   op->saved.resize(n / 2 * LANES);
   op->chained.assign(n / 2, 0);
-  for (u32 e = 0; e < n / 2; e++) {
-    std::memcpy(&op->saved[e * LANES], w.reg<u32>(op->registers[e]), 4 * LANES);
-    for (const AsyncOp* earlier : queues[TC])
-      if (earlier->what == AsyncOp::What::wgmma && earlier->warp == &w)
-        for (i32 k = 0; k < earlier->n / 2; k++) op->chained[e] |= earlier->registers[k] == op->registers[e];
-  }
+  for (u32 e = 0; e < n / 2; e++) std::memcpy(&op->saved[e * LANES], w.reg<u32>(op->registers[e]), 4 * LANES);
+  for (const AsyncOp* earlier : queues[TC])
+    if (earlier->what == AsyncOp::What::wgmma && earlier->warp == &w) chain(*earlier, *op);
   // Registers that an earlier product will still write carry its result to this one.
   for (u32 e = 0; e < n / 2; e++)
     if (!op->chained[e]) std::memset(w.reg<u32>(op->registers[e]), 0xFF, 4 * LANES);
@@ -289,7 +320,8 @@ ALWAYS_INLINE void take_apart(f32 x, i32& mantissa, i32& exponent) {
 // sum * 2^exponent, cut toward zero to fp32; zero is +0.
 ALWAYS_INLINE f32 cut(i64 sum, i32 exponent) {
   const f64 v = static_cast<f64>(sum) * bits_of<f64>(static_cast<u64>(exponent + 1023) << 52);
-  const f64 subnormal = std::trunc(v * 0x1p149) * 0x1p-149, normal = bits_of<f64>(bits_of<u64>(v) & ~0x1FFFFFFFull);
+  const f64 subnormal = std::trunc(v * 0x1p149) * 0x1p-149,
+            normal = bits_of<f64>(bits_of<u64>(v) & ~0x1FFFFFFFull);
   return static_cast<f32>(std::fabs(v) < 0x1p-126 ? subnormal : normal) + 0.0f;
 }
 
@@ -307,7 +339,8 @@ ALWAYS_INLINE bool all_finite(const f32* x, u32 n) {
 // bf16 as take_apart, without branches, so that loops of it are vector code.
 ALWAYS_INLINE void take_apart_bf16(u32 u, i32& mantissa, i32& exponent) {
   const u32 field = u >> 7 & 255, fraction = u & 127;
-  const i32 low = static_cast<i32>(bits_of<u32>(static_cast<f32>(fraction)) >> 23) - 127;  // of a subnormal: its highest bit
+  const i32 low = static_cast<i32>(bits_of<u32>(static_cast<f32>(fraction)) >> 23) -
+                  127;  // of a subnormal: its highest bit
   const i32 up = field ? 0 : 7 - low;
   const i32 m = static_cast<i32>(field ? fraction | 128 : fraction << (up & 7));
   exponent = (u & 0x7FFF) == 0 ? NO_EXPONENT : static_cast<i32>(field ? field : 1) - 127 - up;
@@ -407,7 +440,8 @@ void Cta::run_wgmma(AsyncOp& op) {
   const auto row = [](u32 e, u32 l) { return l / 4 + 8 * (e >> 1 & 1); };
   const auto column = [](u32 e, u32 l) { return 8 * (e >> 2) + 2 * (l % 4) + (e & 1); };
   for (u32 e = 0; e < n / 2; e++) {
-    const f32* from = op.chained[e] ? w.reg<f32>(op.registers[e]) : reinterpret_cast<const f32*>(&op.saved[e * LANES]);
+    const f32* from =
+        op.chained[e] ? w.reg<f32>(op.registers[e]) : reinterpret_cast<const f32*>(&op.saved[e * LANES]);
     for (u32 l = 0; l < LANES; l++) sums[row(e, l)][column(e, l)] = op.accumulate ? from[l] : 0.0f;
   }
   hopper_step(a, b, n, sums);

@@ -49,7 +49,8 @@ struct Fault {
   bool placed = false;
 };
 
-[[noreturn]] NOINLINE __attribute__((format(printf, 2, 3))) inline void fail(Kind kind, const char* format, ...) {
+[[noreturn]] NOINLINE __attribute__((format(printf, 2, 3))) inline void fail(Kind kind, const char* format,
+                                                                             ...) {
   char text[512];
   va_list args;
   va_start(args, format);

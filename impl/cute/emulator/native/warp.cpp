@@ -28,8 +28,8 @@ ALWAYS_INLINE void lanes(u32 mask, D* d, F f) {
 template <int ROUNDING>
 void directed_fma(f32* to, const f32* a, const f32* b, const f32* c) {
   for (int l = 0; l < LANES; l += 16) {
-    const __m512 r = _mm512_fmadd_round_ps(_mm512_loadu_ps(a + l), _mm512_loadu_ps(b + l), _mm512_loadu_ps(c + l),
-                                           ROUNDING | _MM_FROUND_NO_EXC);
+    const __m512 r = _mm512_fmadd_round_ps(_mm512_loadu_ps(a + l), _mm512_loadu_ps(b + l),
+                                           _mm512_loadu_ps(c + l), ROUNDING | _MM_FROUND_NO_EXC);
     _mm512_storeu_ps(to + l, r);
   }
 }
@@ -39,7 +39,8 @@ void directed_fma(f32* to, const f32* a, const f32* b, const f32* c, i64 roundin
   directed_fma<_MM_FROUND_TO_POS_INF>(to, a, b, c);
 }
 #else
-NOINLINE __attribute__((optimize("rounding-math"))) void directed_fma(f32* to, const f32* a, const f32* b, const f32* c, i64 rounding) {
+NOINLINE __attribute__((optimize("rounding-math"))) void directed_fma(f32* to, const f32* a, const f32* b,
+                                                                      const f32* c, i64 rounding) {
   std::fesetround(rounding == 1 ? FE_DOWNWARD : rounding == 2 ? FE_TOWARDZERO : FE_UPWARD);
   for (int l = 0; l < LANES; l++) {
     const volatile f32 x = a[l];
@@ -53,9 +54,11 @@ NOINLINE __attribute__((optimize("rounding-math"))) void directed_fma(f32* to, c
 template <Approximate F>
 NOINLINE void approximate(const LaunchView& view, u32 mask, f32* d, const f32* a, const f32* b) {
   switch (static_cast<Functions>(view.functions)) {
-    case Functions::exact_sm90: return lanes(mask, d, [=, &view](int l) { return from_tables<F>(view.tables, a[l], b[l]); });
+    case Functions::exact_sm90:
+      return lanes(mask, d, [=, &view](int l) { return from_tables<F>(view.tables, a[l], b[l]); });
     case Functions::rounded: return lanes(mask, d, [=](int l) { return rounded<F>(a[l], b[l]); });
-    default: return lanes(mask, d, [=, seed = view.function_seed](int l) { return perturbed<F>(a[l], b[l], seed); });
+    default:
+      return lanes(mask, d, [=, seed = view.function_seed](int l) { return perturbed<F>(a[l], b[l], seed); });
   }
 }
 
@@ -92,7 +95,8 @@ NOINLINE void pack(Warp& w, const Instruction& i, u32 mask) {
   Whole whole[LANES] = {};
   for (int j = 0; j < i.count; j++) {
     const Part* part = w.reg<Part>(list[j]);
-    for (int l = 0; l < LANES; l++) whole[l] |= static_cast<Whole>(static_cast<Whole>(part[l]) << 8 * sizeof(Part) * j);
+    for (int l = 0; l < LANES; l++)
+      whole[l] |= static_cast<Whole>(static_cast<Whole>(part[l]) << 8 * sizeof(Part) * j);
   }
   lanes(mask, w.reg<Whole>(i.dst), [&](int l) { return whole[l]; });
 }
@@ -103,14 +107,17 @@ NOINLINE void unpack(Warp& w, const Instruction& i, u32 mask) {
   Whole whole[LANES];
   std::memcpy(whole, w.reg<Whole>(i.a), sizeof whole);
   for (int j = 0; j < i.count; j++)
-    if (list[j] != NONE) lanes(mask, w.reg<Part>(list[j]), [&](int l) { return static_cast<Part>(whole[l] >> 8 * sizeof(Part) * j); });
+    if (list[j] != NONE)
+      lanes(mask, w.reg<Part>(list[j]),
+            [&](int l) { return static_cast<Part>(whole[l] >> 8 * sizeof(Part) * j); });
 }
 
 // The instances for an instruction's sizes.
 template <bool PACKING>
 NOINLINE void repack(Warp& w, const Instruction& i, u32 mask) {
-#define SIZES(PART, WHOLE) \
-  if (i.size == sizeof(PART) && i.size * i.count == sizeof(WHOLE)) return PACKING ? pack<PART, WHOLE>(w, i, mask) : unpack<PART, WHOLE>(w, i, mask)
+#define SIZES(PART, WHOLE)                                         \
+  if (i.size == sizeof(PART) && i.size * i.count == sizeof(WHOLE)) \
+  return PACKING ? pack<PART, WHOLE>(w, i, mask) : unpack<PART, WHOLE>(w, i, mask)
   SIZES(u32, u64);
   SIZES(u16, u32);
   SIZES(u16, u64);
@@ -150,7 +157,8 @@ NOINLINE void logic3(u32 mask, u32* d, const u32* a, const u32* b, const u32* c,
   for (int t = 0; t < 8; t++) term[t] = table >> t & 1 ? FULL : 0;
   lanes(mask, d, [&](int l) {
     u32 r = 0;
-    for (int t = 0; t < 8; t++) r |= term[t] & (t & 4 ? a[l] : ~a[l]) & (t & 2 ? b[l] : ~b[l]) & (t & 1 ? c[l] : ~c[l]);
+    for (int t = 0; t < 8; t++)
+      r |= term[t] & (t & 4 ? a[l] : ~a[l]) & (t & 2 ? b[l] : ~b[l]) & (t & 1 ? c[l] : ~c[l]);
     return r;
   });
 }
@@ -266,7 +274,8 @@ Outcome run(Warp& w, size_t which, i64 budget) {
       if (n && !alone && (i.flags & LEADER)) break;
       if (n >= stop) {
         if (n >= budget) break;
-        fail(Kind::limit, "more than %lld instructions", static_cast<long long>(launch.view.max_instructions));
+        fail(Kind::limit, "more than %lld instructions",
+             static_cast<long long>(launch.view.max_instructions));
       }
       u32 m = mask;
       if (i.flags & CONVERGED && mask != w.live) break;
@@ -278,28 +287,30 @@ Outcome run(Warp& w, size_t which, i64 budget) {
           pc++;
           continue;
         }
-        if (i.flags & CONVERGED && m != w.live) fail(Kind::divergence, "lanes 0x%x of the live 0x%x at an instruction of the whole warp", m, w.live);
+        if (i.flags & CONVERGED && m != w.live)
+          fail(Kind::divergence, "lanes 0x%x of the live 0x%x at an instruction of the whole warp", m,
+               w.live);
       }
-#define OP3(NAME, D, A, B, C, ...) \
-  case Op::NAME: { \
-    [[maybe_unused]] const A* a = w.reg<A>(i.a); \
-    [[maybe_unused]] const B* b = w.reg<B>(i.b); \
-    [[maybe_unused]] const C* c = w.reg<C>(i.c); \
+#define OP3(NAME, D, A, B, C, ...)                                                      \
+  case Op::NAME: {                                                                      \
+    [[maybe_unused]] const A* a = w.reg<A>(i.a);                                        \
+    [[maybe_unused]] const B* b = w.reg<B>(i.b);                                        \
+    [[maybe_unused]] const C* c = w.reg<C>(i.c);                                        \
     lanes(m, w.reg<D>(i.dst), [=](int l) -> D { return static_cast<D>(__VA_ARGS__); }); \
-    break; \
+    break;                                                                              \
   }
 #define SAME1(NAME, T, ...) OP3(NAME, T, T, T, T, __VA_ARGS__)
-#define FTZ3(NAME, PLAIN, FLUSHED) \
-  case Op::NAME: { \
-    [[maybe_unused]] const f32* a = w.reg<f32>(i.a); \
-    [[maybe_unused]] const f32* b = w.reg<f32>(i.b); \
-    f32* d = w.reg<f32>(i.dst); \
-    if (i.imm) { \
+#define FTZ3(NAME, PLAIN, FLUSHED)                                     \
+  case Op::NAME: {                                                     \
+    [[maybe_unused]] const f32* a = w.reg<f32>(i.a);                   \
+    [[maybe_unused]] const f32* b = w.reg<f32>(i.b);                   \
+    f32* d = w.reg<f32>(i.dst);                                        \
+    if (i.imm) {                                                       \
       lanes(m, d, [=](int l) { return canonical(flushed(FLUSHED)); }); \
-    } else { \
-      lanes(m, d, [=](int l) { return canonical(PLAIN); }); \
-    } \
-    break; \
+    } else {                                                           \
+      lanes(m, d, [=](int l) { return canonical(PLAIN); });            \
+    }                                                                  \
+    break;                                                             \
   }
       switch (static_cast<Op>(i.op)) {
         SAME1(MOV1, u8, a[l])
@@ -313,75 +324,81 @@ Outcome run(Warp& w, size_t which, i64 budget) {
         OP3(TRUNC_4_2, u16, u32, u32, u32, a[l])
         OP3(TRUNC_8_4, u32, u64, u64, u64, a[l])
         case Op::PACK: repack<true>(w, i, m); break;
-        case Op::UNPACK: repack<false>(w, i, m); break;
-        OP3(SEL1, u8, u8, u8, u8, c[l] ? a[l] : b[l])
-        OP3(SEL2, u16, u16, u16, u8, c[l] ? a[l] : b[l])
-        OP3(SEL4, u32, u32, u32, u8, c[l] ? a[l] : b[l])
-        OP3(SEL8, u64, u64, u64, u8, c[l] ? a[l] : b[l])
+        case Op::UNPACK:
+          repack<false>(w, i, m);
+          break;
+          OP3(SEL1, u8, u8, u8, u8, c[l] ? a[l] : b[l])
+          OP3(SEL2, u16, u16, u16, u8, c[l] ? a[l] : b[l])
+          OP3(SEL4, u32, u32, u32, u8, c[l] ? a[l] : b[l])
+          OP3(SEL8, u64, u64, u64, u8, c[l] ? a[l] : b[l])
 
-        SAME1(ADD4, u32, a[l] + b[l])
-        SAME1(SUB4, u32, a[l] - b[l])
-        SAME1(MUL4, u32, a[l] * b[l])
-        SAME1(MAD4, u32, a[l] * b[l] + c[l])
-        SAME1(MULHI_S4, i32, static_cast<i64>(a[l]) * b[l] >> 32)
-        SAME1(MULHI_U4, u32, static_cast<u64>(a[l]) * b[l] >> 32)
-        SAME1(ADD8, u64, a[l] + b[l])
-        SAME1(SUB8, u64, a[l] - b[l])
-        SAME1(MUL8, u64, a[l] * b[l])
-        SAME1(MAD8, u64, a[l] * b[l] + c[l])
-        OP3(WIDE_S4, i64, i32, i32, i32, static_cast<i64>(a[l]) * b[l])
-        OP3(WIDE_U4, u64, u32, u32, u32, static_cast<u64>(a[l]) * b[l])
-        SAME1(NEG4, u32, 0u - a[l])
-        SAME1(NEG8, u64, 0ull - a[l])
-        SAME1(ABS4, u32, a[l] >> 31 ? 0u - a[l] : a[l])
-        SAME1(DIV_S4, i32, divide_s32(a[l], b[l]))
-        SAME1(DIV_U4, u32, b[l] == 0 ? FULL : a[l] / (b[l] == 0 ? 1 : b[l]))
-        SAME1(REM_S4, i32, remainder_s32(a[l], b[l]))
-        SAME1(REM_U4, u32, b[l] == 0 ? a[l] : a[l] % (b[l] == 0 ? 1 : b[l]))
-        SAME1(MIN_S4, i32, a[l] < b[l] ? a[l] : b[l])
-        SAME1(MAX_S4, i32, a[l] > b[l] ? a[l] : b[l])
-        SAME1(MIN_U4, u32, a[l] < b[l] ? a[l] : b[l])
-        SAME1(MAX_U4, u32, a[l] > b[l] ? a[l] : b[l])
-        SAME1(MIN_S8, i64, a[l] < b[l] ? a[l] : b[l])
-        SAME1(MAX_S8, i64, a[l] > b[l] ? a[l] : b[l])
-        SAME1(AND1, u8, a[l] & b[l])
-        SAME1(OR1, u8, a[l] | b[l])
-        SAME1(XOR1, u8, a[l] ^ b[l])
-        SAME1(NOT1, u8, a[l] ^ 1)
-        SAME1(AND2, u16, a[l] & b[l])
-        SAME1(OR2, u16, a[l] | b[l])
-        SAME1(XOR2, u16, a[l] ^ b[l])
-        SAME1(NOT2, u16, ~a[l])
-        SAME1(AND4, u32, a[l] & b[l])
-        SAME1(OR4, u32, a[l] | b[l])
-        SAME1(XOR4, u32, a[l] ^ b[l])
-        SAME1(NOT4, u32, ~a[l])
-        SAME1(AND8, u64, a[l] & b[l])
-        SAME1(OR8, u64, a[l] | b[l])
-        SAME1(XOR8, u64, a[l] ^ b[l])
-        SAME1(NOT8, u64, ~a[l])
-        case Op::LOP3: logic3(m, w.reg<u32>(i.dst), w.reg<u32>(i.a), w.reg<u32>(i.b), w.reg<u32>(i.c), i.imm); break;
-        SAME1(SHL4, u32, b[l] < 32 ? a[l] << (b[l] & 31) : 0)
-        OP3(SHL8, u64, u64, u32, u32, b[l] < 64 ? a[l] << (b[l] & 63) : 0)
-        SAME1(SHR_U4, u32, b[l] < 32 ? a[l] >> (b[l] & 31) : 0)
-        OP3(SHR_S4, i32, i32, u32, u32, a[l] >> (b[l] < 31 ? b[l] : 31))
-        OP3(SHR_U8, u64, u64, u32, u32, b[l] < 64 ? a[l] >> (b[l] & 63) : 0)
-        OP3(SHR_S8, i64, i64, u32, u32, a[l] >> (b[l] < 63 ? b[l] : 63))
-        SAME1(SHF_L, u32, ((static_cast<u64>(b[l]) << 32 | a[l]) << (c[l] & 31)) >> 32)
-        SAME1(SHF_R, u32, (static_cast<u64>(b[l]) << 32 | a[l]) >> (c[l] & 31))
-        SAME1(PRMT, u32, pick_bytes(a[l], b[l], c[l]))
-        SAME1(POPC4, u32, __builtin_popcount(a[l]))
-        SAME1(CLZ4, u32, a[l] ? __builtin_clz(a[l] | 1) : 32)
-        SAME1(BREV4, u32, reversed(a[l]))
+          SAME1(ADD4, u32, a[l] + b[l])
+          SAME1(SUB4, u32, a[l] - b[l])
+          SAME1(MUL4, u32, a[l] * b[l])
+          SAME1(MAD4, u32, a[l] * b[l] + c[l])
+          SAME1(MULHI_S4, i32, static_cast<i64>(a[l]) * b[l] >> 32)
+          SAME1(MULHI_U4, u32, static_cast<u64>(a[l]) * b[l] >> 32)
+          SAME1(ADD8, u64, a[l] + b[l])
+          SAME1(SUB8, u64, a[l] - b[l])
+          SAME1(MUL8, u64, a[l] * b[l])
+          SAME1(MAD8, u64, a[l] * b[l] + c[l])
+          OP3(WIDE_S4, i64, i32, i32, i32, static_cast<i64>(a[l]) * b[l])
+          OP3(WIDE_U4, u64, u32, u32, u32, static_cast<u64>(a[l]) * b[l])
+          SAME1(NEG4, u32, 0u - a[l])
+          SAME1(NEG8, u64, 0ull - a[l])
+          SAME1(ABS4, u32, a[l] >> 31 ? 0u - a[l] : a[l])
+          SAME1(DIV_S4, i32, divide_s32(a[l], b[l]))
+          SAME1(DIV_U4, u32, b[l] == 0 ? FULL : a[l] / (b[l] == 0 ? 1 : b[l]))
+          SAME1(REM_S4, i32, remainder_s32(a[l], b[l]))
+          SAME1(REM_U4, u32, b[l] == 0 ? a[l] : a[l] % (b[l] == 0 ? 1 : b[l]))
+          SAME1(MIN_S4, i32, a[l] < b[l] ? a[l] : b[l])
+          SAME1(MAX_S4, i32, a[l] > b[l] ? a[l] : b[l])
+          SAME1(MIN_U4, u32, a[l] < b[l] ? a[l] : b[l])
+          SAME1(MAX_U4, u32, a[l] > b[l] ? a[l] : b[l])
+          SAME1(MIN_S8, i64, a[l] < b[l] ? a[l] : b[l])
+          SAME1(MAX_S8, i64, a[l] > b[l] ? a[l] : b[l])
+          SAME1(AND1, u8, a[l] & b[l])
+          SAME1(OR1, u8, a[l] | b[l])
+          SAME1(XOR1, u8, a[l] ^ b[l])
+          SAME1(NOT1, u8, a[l] ^ 1)
+          SAME1(AND2, u16, a[l] & b[l])
+          SAME1(OR2, u16, a[l] | b[l])
+          SAME1(XOR2, u16, a[l] ^ b[l])
+          SAME1(NOT2, u16, ~a[l])
+          SAME1(AND4, u32, a[l] & b[l])
+          SAME1(OR4, u32, a[l] | b[l])
+          SAME1(XOR4, u32, a[l] ^ b[l])
+          SAME1(NOT4, u32, ~a[l])
+          SAME1(AND8, u64, a[l] & b[l])
+          SAME1(OR8, u64, a[l] | b[l])
+          SAME1(XOR8, u64, a[l] ^ b[l])
+          SAME1(NOT8, u64, ~a[l])
+        case Op::LOP3:
+          logic3(m, w.reg<u32>(i.dst), w.reg<u32>(i.a), w.reg<u32>(i.b), w.reg<u32>(i.c), i.imm);
+          break;
+          SAME1(SHL4, u32, b[l] < 32 ? a[l] << (b[l] & 31) : 0)
+          OP3(SHL8, u64, u64, u32, u32, b[l] < 64 ? a[l] << (b[l] & 63) : 0)
+          SAME1(SHR_U4, u32, b[l] < 32 ? a[l] >> (b[l] & 31) : 0)
+          OP3(SHR_S4, i32, i32, u32, u32, a[l] >> (b[l] < 31 ? b[l] : 31))
+          OP3(SHR_U8, u64, u64, u32, u32, b[l] < 64 ? a[l] >> (b[l] & 63) : 0)
+          OP3(SHR_S8, i64, i64, u32, u32, a[l] >> (b[l] < 63 ? b[l] : 63))
+          SAME1(SHF_L, u32, ((static_cast<u64>(b[l]) << 32 | a[l]) << (c[l] & 31)) >> 32)
+          SAME1(SHF_R, u32, (static_cast<u64>(b[l]) << 32 | a[l]) >> (c[l] & 31))
+          SAME1(PRMT, u32, pick_bytes(a[l], b[l], c[l]))
+          SAME1(POPC4, u32, __builtin_popcount(a[l]))
+          SAME1(CLZ4, u32, a[l] ? __builtin_clz(a[l] | 1) : 32)
+          SAME1(BREV4, u32, reversed(a[l]))
         case Op::SET_S4: compare(i.imm, m, w.reg<u8>(i.dst), w.reg<i32>(i.a), w.reg<i32>(i.b)); break;
         case Op::SET_U4: compare(i.imm, m, w.reg<u8>(i.dst), w.reg<u32>(i.a), w.reg<u32>(i.b)); break;
         case Op::SET_S8: compare(i.imm, m, w.reg<u8>(i.dst), w.reg<i64>(i.a), w.reg<i64>(i.b)); break;
         case Op::SET_U8: compare(i.imm, m, w.reg<u8>(i.dst), w.reg<u64>(i.a), w.reg<u64>(i.b)); break;
-        case Op::SET_F: compare_f32(i.imm, m, w.reg<u8>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.b)); break;
+        case Op::SET_F:
+          compare_f32(i.imm, m, w.reg<u8>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.b));
+          break;
 
-        FTZ3(ADD_F, a[l] + b[l], flushed(a[l]) + flushed(b[l]))
-        FTZ3(SUB_F, a[l] - b[l], flushed(a[l]) - flushed(b[l]))
-        FTZ3(MUL_F, a[l] * b[l], flushed(a[l]) * flushed(b[l]))
+          FTZ3(ADD_F, a[l] + b[l], flushed(a[l]) + flushed(b[l]))
+          FTZ3(SUB_F, a[l] - b[l], flushed(a[l]) - flushed(b[l]))
+          FTZ3(MUL_F, a[l] * b[l], flushed(a[l]) * flushed(b[l]))
         case Op::FMA_F: {
           const f32 *a = w.reg<f32>(i.a), *b = w.reg<f32>(i.b), *c = w.reg<f32>(i.c);
           f32* d = w.reg<f32>(i.dst);
@@ -394,20 +411,33 @@ Outcome run(Warp& w, size_t which, i64 budget) {
           }
           break;
         }
-        SAME1(FMA_FTZ, f32, canonical(flushed(__builtin_fmaf(flushed(a[l]), flushed(b[l]), flushed(c[l])))))
-        OP3(ADD_BF16_F, f32, u16, f32, f32, canonical(from_bf16(a[l]) + b[l]))
-        FTZ3(NEG_F, -a[l], -a[l])
-        FTZ3(ABS_F, std::fabs(a[l]), std::fabs(a[l]))
-        FTZ3(MIN_F, min_number(a[l], b[l]), min_number(flushed(a[l]), flushed(b[l])))
-        FTZ3(MAX_F, max_number(a[l], b[l]), max_number(flushed(a[l]), flushed(b[l])))
-        FTZ3(DIV_F, a[l] / b[l], flushed(a[l]) / flushed(b[l]))
-        case Op::DIV_FULL_F: approximate<Approximate::divide_full>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.b)); break;
-        case Op::DIV_APPROX_F: approximate<Approximate::divide>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.b)); break;
-        case Op::RCP_APPROX_F: approximate<Approximate::rcp>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.a)); break;
-        case Op::EX2_APPROX_F: approximate<Approximate::ex2>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.a)); break;
-        case Op::RSQRT_APPROX_F: approximate<Approximate::rsqrt>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.a)); break;
-        FTZ3(SQRT_F, std::sqrt(a[l]), std::sqrt(flushed(a[l])))
-        SAME1(SAT_F, f32, saturated(a[l]))
+          SAME1(FMA_FTZ, f32, canonical(flushed(__builtin_fmaf(flushed(a[l]), flushed(b[l]), flushed(c[l])))))
+          OP3(ADD_BF16_F, f32, u16, f32, f32, canonical(from_bf16(a[l]) + b[l]))
+          FTZ3(NEG_F, -a[l], -a[l])
+          FTZ3(ABS_F, std::fabs(a[l]), std::fabs(a[l]))
+          FTZ3(MIN_F, min_number(a[l], b[l]), min_number(flushed(a[l]), flushed(b[l])))
+          FTZ3(MAX_F, max_number(a[l], b[l]), max_number(flushed(a[l]), flushed(b[l])))
+          FTZ3(DIV_F, a[l] / b[l], flushed(a[l]) / flushed(b[l]))
+        case Op::DIV_FULL_F:
+          approximate<Approximate::divide_full>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a),
+                                                w.reg<f32>(i.b));
+          break;
+        case Op::DIV_APPROX_F:
+          approximate<Approximate::divide>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a),
+                                           w.reg<f32>(i.b));
+          break;
+        case Op::RCP_APPROX_F:
+          approximate<Approximate::rcp>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.a));
+          break;
+        case Op::EX2_APPROX_F:
+          approximate<Approximate::ex2>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a), w.reg<f32>(i.a));
+          break;
+        case Op::RSQRT_APPROX_F:
+          approximate<Approximate::rsqrt>(launch.view, m, w.reg<f32>(i.dst), w.reg<f32>(i.a),
+                                          w.reg<f32>(i.a));
+          break;
+          FTZ3(SQRT_F, std::sqrt(a[l]), std::sqrt(flushed(a[l])))
+          SAME1(SAT_F, f32, saturated(a[l]))
         case Op::ADD_F2: {
           const f32 *a = w.reg<f32>(i.a), *b = w.reg<f32>(i.b);
           pairs(m, w.reg<f32>(i.dst), [=](int e) { return canonical(a[e] + b[e]); });
@@ -423,13 +453,13 @@ Outcome run(Warp& w, size_t which, i64 budget) {
           pairs(m, w.reg<f32>(i.dst), [=](int e) { return canonical(__builtin_fmaf(a[e], b[e], c[e])); });
           break;
         }
-        OP3(S4_TO_F, f32, i32, i32, i32, a[l])
-        OP3(U4_TO_F, f32, u32, u32, u32, a[l])
-        OP3(F_TO_S4, i32, f32, f32, f32, to_s32(a[l]))
-        OP3(F_TO_U4, u32, f32, f32, f32, to_u32(a[l]))
-        OP3(F_TO_BF16, u16, f32, f32, f32, to_bf16(a[l]))
-        OP3(F2_TO_BF16X2, u32, f32, f32, f32, static_cast<u32>(to_bf16(a[l])) << 16 | to_bf16(b[l]))
-        OP3(BF16_TO_F, u32, u16, u16, u16, static_cast<u32>(a[l]) << 16)
+          OP3(S4_TO_F, f32, i32, i32, i32, a[l])
+          OP3(U4_TO_F, f32, u32, u32, u32, a[l])
+          OP3(F_TO_S4, i32, f32, f32, f32, to_s32(a[l]))
+          OP3(F_TO_U4, u32, f32, f32, f32, to_u32(a[l]))
+          OP3(F_TO_BF16, u16, f32, f32, f32, to_bf16(a[l]))
+          OP3(F2_TO_BF16X2, u32, f32, f32, f32, static_cast<u32>(to_bf16(a[l])) << 16 | to_bf16(b[l]))
+          OP3(BF16_TO_F, u32, u16, u16, u16, static_cast<u32>(a[l]) << 16)
 
         case Op::LD_GLOBAL: access_global(w, i, m, false); break;
         case Op::ST_GLOBAL: access_global(w, i, m, true); break;
@@ -446,7 +476,8 @@ Outcome run(Warp& w, size_t which, i64 budget) {
         case Op::ELECT: {
           const u32 leader = static_cast<u32>(__builtin_ctz(m));
           if (i.dst != NONE) lanes(m, w.reg<u32>(i.dst), [=](int) { return leader; });
-          if (i.dst2 != NONE) lanes(m, w.reg<u8>(i.dst2), [=](int l) -> u8 { return static_cast<u32>(l) == leader; });
+          if (i.dst2 != NONE)
+            lanes(m, w.reg<u8>(i.dst2), [=](int l) -> u8 { return static_cast<u32>(l) == leader; });
           break;
         }
         case Op::VOTE_ANY:

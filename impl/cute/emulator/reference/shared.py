@@ -134,7 +134,8 @@ class SharedMemory:
         self._check_writer(origin, units, what, "of what {} wrote")
         writer, clock = self._writer[units], self._writer_clock[units]
         generic = (writer != _NOBODY) & (writer < self._clocks.warps)
-        bad = generic & (origin.vector[self._clocks.warps + np.maximum(writer, 0) * generic] < clock)
+        visible = origin.vector[np.where(generic, self._clocks.warps + writer, 0)]  # see Clocks.proxy
+        bad = generic & (visible < clock)
         if bad.any():
             at = int(np.argmax(bad))
             place = self.place(SHARED_BASE + 2 * int(units[at]))

@@ -1,0 +1,142 @@
+"""Mutated kernels behind their own host code, judged by the suite: which mutation is found, how, how soon.
+
+A subject is an implementation, an operation and one compiled variant of it. Its cases are drawn
+by the suite's own strategies; a mutation replaces the program of that variant wherever the host
+code launches it, and is found when a case's verdict is not clean.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from ci.check import check
+from impl.contract import Implementation
+from impl.cute.emulator.compiled import Emulated
+from impl.cute.emulator.errors import EmulatorError
+from impl.cute.emulator.program import Program
+from impl.devices.registry import open_device
+from impl.registry import resolve
+from oracle.calls.commit import Commit
+from oracle.calls.fused_verify import FusedVerify
+from oracle.case import Case
+from oracle.judge import Verdict
+from tests.meta.emulator.mutations import Mutation
+from tests.strategies.cases import CASES
+
+HEADS = {"commit": 4, "fused_verify": 2}
+"""Heads to be confused with each other; a CTA of commit uses its two buffers twice."""
+WINDOW = 8
+"""No column of a product is padding."""
+CASE_COUNT = 60
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How a mutation was found: by the how-manieth case, as what kind of problem, in what words."""
+
+    cases: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One kernel: ``path`` is the implementation's word for it."""
+
+    implementation: str
+    operation: str
+    path: str
+
+    @cached_property
+    def _device(self) -> object:
+        return open_device("emulator")
+
+    @cached_property
+    def _offered(self) -> Implementation:
+        self._device  # noqa: B018 - it must switch Triton to its interpreter before kernels are loaded
+        return resolve(self.implementation)
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """Cases that launch the kernel: drawn from a fixed seed, without relations."""
+        domain = replace(self._offered.offered(self.operation), heads=(HEADS[self.operation],), windows=(WINDOW,))
+        found: dict[object, Case] = {}
+
+        @seed(20)
+        @settings(
+            max_examples=600,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+        )
+        @given(CASES[self.operation](domain=domain))
+        def take(case: Case) -> None:
+            case = msgspec.structs.replace(case, relation=None)
+            if len(found) < CASE_COUNT and self._wanted(case):
+                found[msgspec.json.encode(case)] = case
+
+        take()
+        return tuple(sorted(found.values(), key=lambda case: -case.call.rows))
+
+    def _wanted(self, case: Case) -> bool:
+        """Whether the case launches the kernel with something to do."""
+        if isinstance(case.call, Commit):
+            return any(case.call.plan(row).writes for row in range(case.call.rows))
+        live = [row for row in range(case.call.rows) if case.call.live(row)]
+        return len(live) > 1 and self.taken(case) == self.path
+
+    def taken(self, case: Case) -> str:
+        """The path that the oracle says the case takes."""
+        assert isinstance(case.call, FusedVerify)
+        return case.call.path(case.layouts, case.pages)
+
+    def judge(self, case: Case) -> Verdict:
+        """The verdict on a case."""
+        return check(case, self._offered, self._device)  # type: ignore[arg-type]
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """PTX of every kernel that the cases launch."""
+        seen: dict[str, None] = {}
+        with programs(lambda text: seen.setdefault(text)):
+            for case in self.cases:
+                verdict = self.judge(case)
+                assert verdict.ok, verdict
+        return tuple(seen)
+
+    def find(self, original: str, mutation: Mutation) -> Finding | None:
+        """The first case that tells the mutation from the kernel, or None."""
+        with programs(lambda text: mutation.text if text == original else None):
+            for count, case in enumerate(self.cases, 1):
+                try:
+                    verdict = self.judge(case)
+                except EmulatorError as error:  # refused when lowered
+                    return Finding(count, error.kind, error.text)
+                if not verdict.ok:
+                    problem = verdict.problems[0]
+                    return Finding(count, problem.kind, problem.text)
+        return None
+
+
+@contextmanager
+def programs(change: Callable[[str], str | None]) -> Iterator[None]:
+    """Launches execute what ``change`` makes of a kernel's PTX; None leaves it."""
+    original = Emulated.__dict__["program"]
+    made: dict[str, Program] = {}
+
+    def program(self: Emulated) -> Program:
+        text = change(self.ptx) or self.ptx
+        if text not in made:
+            made[text] = Program.parse(text)
+        return made[text]
+
+    setattr(Emulated, "program", property(program))  # noqa: B010 - a property, to the checker
+    try:
+        yield
+    finally:
+        setattr(Emulated, "program", original)  # noqa: B010
