@@ -144,7 +144,10 @@ class VerifyWs:
         work = (query_start_loc, state_indices, num_accepted_tokens, counter)
         grid = cutlass.min(state_indices.shape[0] * A_log.shape[0], ctas)
         self.kernel(inputs, outputs, work, conv_state, A_log, lower_bound, atom, pages).launch(
-            grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
+            grid=[grid, 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
