@@ -2,7 +2,9 @@
 
 ``build`` writes a library a variant and a manifest; ``load`` makes a folder's functions the ones
 that ``impl.cute.compile`` gives for a GPU. Loading needs apache-tvm-ffi, and the DSL's
-``libcute_dsl_runtime.so``, which $CUTE_DSL_RUNTIME names where the DSL is not installed.
+``libcute_dsl_runtime.so``, which $CUTE_DSL_RUNTIME names where the DSL is not installed. The
+host code in a library is compiled for the processor of the machine that built it; another one
+must have its instructions (AVX, say).
 """
 
 import ctypes
@@ -84,6 +86,26 @@ def loaded(name: str) -> Callable[..., None] | None:
     return function
 
 
+def cached(variant: Variant) -> Callable[..., None]:
+    """A variant's function from the cache folder, built if need be; many processes may ask at once."""
+    from impl.cute.emulator.compiled import _key
+    from impl.vllm.cache import Files, materialise
+
+    name = f"{variant.name}.so"
+
+    def files(work: Path) -> Files:
+        _link(variant, work / name)
+        yield name, (work / name).read_bytes()
+
+    facts = {"text": source_digest(variant.kernel), "library": variant.name}
+    folder = materialise(f"cute-{_key(facts)}", files)
+    _preload()
+    import tvm_ffi
+
+    function: Callable[..., None] = tvm_ffi.load_module(folder / name).get_function(variant.name)
+    return function
+
+
 _LIBRARIES: dict[str, Path] = {}
 
 
@@ -120,22 +142,8 @@ def _installed_runtime() -> str:
 
 
 def _library(variant: Variant, folder: Path) -> dict[str, Any]:
-    from impl.cute.emulator.host import compiler
-
-    cc = compiler()
-    if cc is None:
-        raise UnavailableError("linking CuTe kernels needs a C compiler; install cc")
     library = folder / f"{variant.name}.so"
-    with tempfile.TemporaryDirectory() as work:
-        compiled = make(variant, f"--keep-cubin --dump-dir={work}")
-        exported = Path(work) / "kernel.o"
-        compiled.export_to_c(str(exported), function_name=variant.name)
-        done = subprocess.run(
-            [cc, "-shared", "-o", str(library), str(exported)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"cannot link {variant.name}: {done.stderr.strip()[-1000:]}")
-        cubin = compiled.artifacts.CUBIN
+    cubin = _link(variant, library)
     kernel = KERNELS[variant.kernel]
     shared = getattr(importlib.import_module(kernel.module), "shared_bytes", None)
     return {
@@ -151,6 +159,26 @@ def _library(variant: Variant, folder: Path) -> dict[str, Any]:
         "shared": shared(variant) if shared else None,
         **resources(cubin),
     }
+
+
+def _link(variant: Variant, library: Path) -> bytes:
+    """Compile a variant into a library; its cubin."""
+    from impl.cute.emulator.host import compiler
+
+    cc = compiler()
+    if cc is None:
+        raise UnavailableError("linking CuTe kernels needs a C compiler; install cc")
+    with tempfile.TemporaryDirectory() as work:
+        compiled = make(variant, f"--keep-cubin --dump-dir={work}")
+        exported = Path(work) / "kernel.o"
+        compiled.export_to_c(str(exported), function_name=variant.name)
+        done = subprocess.run(
+            [cc, "-shared", "-o", str(library), str(exported)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"cannot link {variant.name}: {done.stderr.strip()[-1000:]}")
+        cubin: bytes = compiled.artifacts.CUBIN
+    return cubin
 
 
 def resources(cubin: bytes) -> dict[str, int]:

@@ -1,8 +1,7 @@
 """Compiled CuTe kernels by variant: emulated for CPU tensors, the real ones on a GPU.
 
-A variant is compiled once a process, from fake tensors, without a GPU. What the emulator runs is
-kept on disk too. A GPU machine without the DSL gets its kernels from a folder that
-``kdafuzz aot`` made (``impl.cute.aot``).
+A variant is compiled once, from fake tensors, without a GPU, and kept on disk. A GPU machine
+without the DSL gets its kernels from a folder that ``kdafuzz aot`` made (``impl.cute.aot``).
 """
 
 import importlib
@@ -167,8 +166,7 @@ def function(wanted: Variant, device_type: str) -> Callable[..., None]:
             f"no library holds {wanted.name}; install kdafuzz[cute], or point ${aot.FOLDER_VARIABLE} "
             f"at a folder of kdafuzz aot"
         )
-    compiled: Callable[..., None] = make(wanted)
-    return compiled
+    return aot.cached(wanted)
 
 
 @cache

@@ -94,6 +94,23 @@ except UnavailableError as error:
     assert "no library holds commit_sm_90a_q5_align" in done.stdout
 
 
+def test_with_the_dsl_a_variant_is_built_once_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first function is compiled, another process loads it without the DSL."""
+    monkeypatch.setenv("KDAFUZZ_CACHE", str(tmp_path))
+    monkeypatch.delenv(aot.FOLDER_VARIABLE, raising=False)
+    assert callable(aot.cached(variant("commit", "sm_90a", 1, by_slot=False, align=False)))
+    code = """
+import sys
+from impl.cute.compile import function, variant
+assert callable(function(variant("commit", "sm_90a", 1, by_slot=False, align=False), "cuda"))
+assert "cutlass" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -77,7 +77,11 @@ class Emulated:
     def __call__(self, *arguments: object) -> None:
         """Run the host code, and the kernel it launches, under the settings in force."""
         reports: list[Report] = []
-        allocations = (*settings.current().allocations, *self._outside(arguments))
+        # Tensors in one page overlap, and an access counts for the first: one that may be early.
+        allocations = sorted(
+            (*settings.current().allocations, *self._outside(arguments)),
+            key=lambda a: not self._may_be_early(a.name),
+        )
 
         def take(captured: Any) -> None:
             from impl.cute.emulator import run
@@ -93,11 +97,14 @@ class Emulated:
     def _require_late(self, report: Report) -> None:
         """Raise what the launch did too early."""
         for name, (reads, writes) in report.early.items():
-            # A layer's tensor has the layer's number behind a dot.
-            if self._early is not None and name.partition(".")[0] not in self._early:
+            if not self._may_be_early(name):
                 what = f"{writes} writes to" if writes else f"{reads} reads of"
                 text = f"{what} {name} before griddepcontrol.wait: the kernel before may still be at it"
                 raise EmulatorError("dependency", text)
+
+    def _may_be_early(self, name: str) -> bool:
+        # A layer's tensor has the layer's number behind a dot.
+        return self._early is None or name.partition(".")[0] in self._early
 
     def _outside(self, arguments: Sequence[object]) -> Iterator[Allocation]:
         """The tensors among the arguments that no allocation of the settings holds."""

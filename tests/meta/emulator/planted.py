@@ -63,7 +63,9 @@ class Subject:
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """Cases that launch the kernel: drawn from a fixed seed, without relations."""
-        domain = replace(self._offered.offered(self.operation), heads=(HEADS[self.operation],), windows=(WINDOW,))
+        domain = replace(
+            self._offered.offered(self.operation), heads=(HEADS[self.operation],), windows=(WINDOW,)
+        )
         found: dict[object, Case] = {}
 
         @seed(20)

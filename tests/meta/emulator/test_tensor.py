@@ -108,6 +108,7 @@ FIELDS = {
     "again": "",
     "release": """tcgen05.fence::before_thread_sync;
     bar.sync 0;
+    tcgen05.fence::after_thread_sync;
     @%p1 bra OUT;
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
 OUT:""",
@@ -210,6 +211,19 @@ def test_next_product_must_not_overtake_the_loads(
     with pytest.raises(EmulatorError) as caught:
         run(engine, schedule, **change)
     assert caught.value.kind == "tensor-memory"
+
+
+@each_engine
+@each_schedule
+@pytest.mark.parametrize(
+    "fence", ["tcgen05.fence::before_thread_sync;\n", "tcgen05.fence::after_thread_sync;\n", "bar.sync 0;\n"]
+)
+def test_columns_must_not_be_given_back_too_early(fence: str, schedule: Schedule, engine: str) -> None:
+    release = FIELDS["release"].replace(fence, "\n", 1)
+    assert release != FIELDS["release"]
+    with pytest.raises(EmulatorError) as caught:
+        run(engine, schedule, release=release)
+    assert caught.value.kind == "tensor-memory", caught.value
 
 
 @each_engine

@@ -143,6 +143,16 @@ void Cta::tc_dealloc(Warp& w, const Instruction& i) {
   const u32 address = w.reg<u32>(i.a)[0], n = static_cast<u32>(i.count);
   for (auto a = tensor_allocations.begin(); a != tensor_allocations.end(); ++a)
     if (a->first == address && a->second == n) {
+      for (u32 c = address; c < address + n; c++) {
+        bool used = column_written[c] > w.vt[entities.tensor_core];
+        for (int x = 0; x < warp_count; x++)
+          used |= w.vt[entities.tensor_loads(x)] < column_read[c * warp_count + x];
+        if (used)
+          fail(Kind::tensor_memory,
+               "column %u is given back while a product or a tcgen05.ld may still use it: "
+               "fence::before_thread_sync, a barrier and fence::after_thread_sync come first",
+               c);
+      }
       std::fill(column_owner + address, column_owner + address + n, -1);
       tensor_allocations.erase(a);
       return;

@@ -48,10 +48,20 @@ class TensorMemory:
                 return base
         raise EmulatorError("tensor-memory", f"no {columns} columns are free, allocated: {self.allocated}")
 
-    def free(self, address: int, columns: int) -> None:
-        """Give an allocation back."""
+    def free(self, warp: int, address: int, columns: int) -> None:
+        """Give an allocation back; what touched it must be known to be done."""
         if self.allocated.get(address) != columns:
             text = f"deallocation of {columns} columns at {address:#x}, allocated: {self.allocated}"
+            raise EmulatorError("tensor-memory", text)
+        known, clocks = self._clocks.tensor_known[warp], self._clocks
+        loads = known[clocks.loads(0) : clocks.loads(0) + clocks.warps]
+        mine = slice(address, address + columns)
+        if (self._read[:, mine] > loads[:, None]).any() or (self._written[mine] > known[clocks.tensor]).any():
+            text = (
+                f"tcgen05.dealloc of columns {address} to {address + columns - 1} that a product or a "
+                "tcgen05.ld may still be using: fence::before_thread_sync, a barrier and "
+                "fence::after_thread_sync come first"
+            )
             raise EmulatorError("tensor-memory", text)
         del self.allocated[address]
 
@@ -106,7 +116,7 @@ def _alloc(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
 
 
 def _dealloc(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
-    warp.cta.tensor.free(int(warp.read(ins.a, U4)[0]), ins.count)
+    warp.cta.tensor.free(warp.index, int(warp.read(ins.a, U4)[0]), ins.count)
 
 
 def _load(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
