@@ -31,7 +31,7 @@ HEADS = {"commit": 4, "fused_verify": 2}
 """Heads to be confused with each other; a CTA of commit uses its two buffers twice."""
 WINDOW = 8
 """No column of a product is padding."""
-CASE_COUNT = 60
+CASE_COUNT = 120
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Subject:
 
         @seed(20)
         @settings(
-            max_examples=600,
+            max_examples=1200,
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),

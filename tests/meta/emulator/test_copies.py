@@ -89,7 +89,7 @@ def test_reading_before_the_bytes_are_waited_for(schedule: Schedule, engine: str
     ],
 )
 def test_bulk_loads_that_cannot_be(change: dict[str, int], kind: str, engine: str) -> None:
-    assert load_error(engine, **change).kind == kind
+    assert load_error(engine, EAGER, **change).kind == kind
 
 
 STORE = (
