@@ -11,17 +11,24 @@ from ci.executor import SuiteError
 from impl.cute.aot import build
 from impl.cute.compile import ARCHITECTURES, KERNELS, MAX_WINDOW, Variant, variants
 
+EVERY = ",".join(KERNELS)
+"""All kernels, as an option names them."""
+
 
 def command(arches: str, folder: Path, kernels: str, windows: str) -> int:
     """Compile every variant asked for and print what each takes of an SM; the exit code is 0."""
-    wanted = [
+    _build(chosen(arches, kernels, windows), folder)
+    return 0
+
+
+def chosen(arches: str, kernels: str, windows: str) -> list[Variant]:
+    """The variants that comma-separated options name; ``SuiteError`` says what they may be."""
+    return [
         each
         for arch in _chosen("--arch", arches, ARCHITECTURES)
         for kernel in _chosen("--kernel", kernels, tuple(KERNELS))
         for each in variants(kernel, arch, _windows(windows))
     ]
-    _build(wanted, folder)
-    return 0
 
 
 def _build(wanted: Sequence[Variant], folder: Path) -> None:

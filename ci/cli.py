@@ -88,11 +88,30 @@ schedules_option = click.option(
 
 @cli.command()
 @implementation_option("triton,vllm")
-def doctor(implementations: str) -> None:
+@click.option(
+    "--kernels",
+    is_flag=True,
+    help="Instead, compile the CuTe kernels and tell what each takes of an SM; needs no GPU.",
+)
+@click.option(
+    "--arch", "arches", default="sm_90a,sm_100a", show_default=True, help="Of --kernels; comma-separated."
+)
+@click.option(
+    "--window",
+    "windows",
+    default="1,2,3,4,5,6,7,8",
+    show_default=True,
+    help="Of --kernels; comma-separated.",
+)
+def doctor(implementations: str, kernels: bool, arches: str, windows: str) -> None:
     """Machine, versions, devices, and each implementation: available, or why not."""
-    from ci.doctor import show
+    from ci.aot import EVERY, chosen
+    from ci.doctor import show, show_kernels
 
-    show(implementations)
+    if kernels:
+        show_kernels(chosen(arches, EVERY, windows))
+    else:
+        show(implementations)
 
 
 @cli.command()

@@ -3,7 +3,7 @@
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +11,9 @@ from rich.table import Table
 
 from ci.campaign import console
 from ci.query import ask
-from impl.contract import OPERATIONS, UnavailableError
+from impl.contract import OPERATIONS, UnavailableError, one_line
+from impl.cute.aot import described
+from impl.cute.compile import Variant
 from impl.devices.registry import NAMES, default, open_device
 from impl.registry import split
 
@@ -42,6 +44,29 @@ def show(implementations: str) -> None:
     devices = sorted(NAMES, key=lambda name: name != "cuda")
     _table(out, "devices", [(name, _guarded(lambda name=name: _device(name))) for name in devices])  # type: ignore[misc]
     _table(out, "interpreter repairs in force", _guarded_rows(_repairs))
+
+
+def show_kernels(variants: Sequence[Variant]) -> None:
+    """Print what variants of the CuTe kernels take; the cache folder keeps what compiling one told."""
+    out = console()
+    table = Table(title=f"{len(variants)} variants of CuTe kernels", title_justify="left")
+    for heading in ("name", "arch", "registers", "shared memory", "stack frame and spills", "cubin"):
+        table.add_column(heading, justify="left" if heading in ("name", "arch") else "right")
+    with out.status("compiling ..") as status:
+        for each in variants:
+            status.update(f"compiling {each.name} ..")
+            table.add_row(each.name, each.arch, *_kernel(each))
+    out.print(table)
+
+
+def _kernel(variant: Variant) -> tuple[str, ...]:
+    """Registers of a thread, bytes of shared memory and of a thread's stack, size of the cubin."""
+    try:
+        entry = described(variant)
+    except Exception as error:  # as of every probe
+        return (escape(f"not found out: {type(error).__name__}: {one_line(error, 200)}"),)
+    shared = "not told" if entry["shared"] is None else str(entry["shared"])
+    return str(entry["registers"]), shared, str(entry["frame"]), str(entry["cubin"])
 
 
 def _table(out: Console, title: str, rows: list[tuple[str, str]]) -> None:

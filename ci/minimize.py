@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from impl.contract import UnavailableError
 from oracle.calls import AnyCall
 from oracle.case import Case, Hostile, Permute
 from oracle.judge import Verdict
@@ -42,8 +43,8 @@ def minimize(
     """The smallest case found that fails in the same way (``signature``), and its verdict.
 
     ``keep`` is told of every smaller case at once. Ends early at ``until`` (a
-    ``time.monotonic`` moment) or when ``CALLS`` or ``SECONDS`` are spent; what ``judge``
-    raises passes through.
+    ``time.monotonic`` moment) or when ``CALLS`` or ``SECONDS`` are spent. A candidate that the
+    implementation does not take is passed over; what else ``judge`` raises passes through.
     """
     calls, wanted = CALLS, signature(verdict)
     until = min(until, time.monotonic() + SECONDS)
@@ -54,7 +55,10 @@ def minimize(
             if calls == 0 or time.monotonic() > until:
                 return case, verdict
             calls -= 1
-            second = judge(candidate)
+            try:
+                second = judge(candidate)
+            except UnavailableError:
+                continue  # such as a count of heads that the implementation does not take
             if not second.ok and signature(second) == wanted:
                 case, verdict, improved = candidate, second, True
                 keep(case, verdict)

@@ -2,7 +2,8 @@
 
 The engine does what an inference engine does around the kernels: it gives out slots and keeps
 block tables (``ci.slots``), copies a state into the block where a request goes on, and starts
-requests from cached boundaries. Memory is carried from call to call: every call is a case of its
+requests from cached boundaries. A window goes through the fused verify where there is one and it does
+not decline, otherwise through the convolution and verify. Memory is carried from call to call: every call is a case of its
 own whose inputs are what the last one left, and is judged by its operation's oracle, byte by
 byte. After every commit the states are also held against ``oracle.serving``, which has seen
 accepted tokens only.
@@ -14,59 +15,47 @@ from dataclasses import replace
 import torch
 
 from ci import steps
+from ci.serving_calls import Calls, WrongError
 from ci.slots import Running, Slots
 from ci.steps import Batch
-from impl.contract import Implementation
+from impl.contract import FUSED, Implementation
 from impl.devices.base import Device
-from impl.observe import observe
-from oracle.calls import AnyCall
 from oracle.calls.commit import Commit
-from oracle.calls.serve import WIDTH, Serve
-from oracle.calls.verify import Verify
+from oracle.calls.serve import WIDTH, Lying, Serve
 from oracle.case import Case
-from oracle.expect import expect
+from oracle.conv import convolve
 from oracle.expectation import Cells, Expected, Observation
 from oracle.gate import log_decay
-from oracle.judge import Problem, Verdict, judge
-from oracle.layout import DTYPES, Layout
+from oracle.judge import Verdict
+from oracle.layout import DTYPES
 from oracle.serving import Request, Tokens, added_by_commit, started
-from oracle.tracked import Tracked, arithmetic, exact
-from oracle.values import Values, build, index_tensors
+from oracle.tracked import Tracked, bfloat16, exact
+from oracle.values import build
 
 Tensor = torch.Tensor
 PLACES = {"conv": "conv_state.0", "state": "state.0", "correction": "correction.0", "key_gate": "key_gate.0"}
 """The engine's memory by its names in a commit."""
 
 
-class _WrongError(Exception):
-    """A call, or what it came to, was wrong."""
-
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__()
-        self.problems = problems
-
-
 def serve(case: Case, implementation: Implementation, device: Device) -> Verdict:
     """Run a case of serving whole; the verdict on the first call that went wrong, or on all."""
     assert isinstance(case.call, Serve)
-    engine = _Engine(case, case.call, implementation, device)
+    calls = Calls(case, case.call, implementation, device)
     try:
-        engine.run()
-    except _WrongError as wrong:
+        _Engine(case, case.call, calls).run()
+    except WrongError as wrong:
         worst = max((problem.ratio for problem in wrong.problems), default=math.inf)
-        return Verdict(worst, engine.ratios, wrong.problems, engine.path)
-    return Verdict(max(engine.ratios.values(), default=0.0), engine.ratios, (), engine.path)
+        return Verdict(worst, calls.ratios, wrong.problems, calls.path)
+    return Verdict(max(calls.ratios.values(), default=0.0), calls.ratios, (), calls.path)
 
 
 class _Engine:
-    def __init__(self, case: Case, call: Serve, implementation: Implementation, device: Device) -> None:
-        self._case, self._call, self._implementation, self._device = case, call, implementation, device
+    def __init__(self, case: Case, call: Serve, calls: Calls) -> None:
+        self._call, self._calls = call, calls
         self._tokens = build(case).tensors
-        self._ar = arithmetic(implementation.arithmetic, device.name)
+        self._ar = calls.arithmetic("commit")
         self._slots = Slots(call.pool, call.block_size)
-        self._step = 0
-        self.ratios: dict[str, float] = {}
-        self.path = ""
+        self._decoded = 0
         S, H, K, V, Q = call.pool, call.heads, call.key_dim, call.value_dim, call.window
         rows = call.capacity if call.records == "row" else S
         self._memory = {
@@ -80,7 +69,7 @@ class _Engine:
         """All steps of the script."""
         call = self._call
         for step in sorted(set(call.steps)):
-            self._step = step
+            self._calls.step = step
             events = [i for i in range(call.rows) if call.steps[i] == step]
             by_kind = {kind: [i for i in events if call.kinds[i] == kind] for kind in call.kinds}
             for i in by_kind.get("finish", []):
@@ -128,12 +117,12 @@ class _Engine:
             "weight": self._tokens["weight"],
             "conv_states": self._memory["conv"],
         }
-        after, _ = self._call_judged(steps.prefill(call, rows, slots, continued), tensors)
+        after = self._calls.run(steps.prefill(call, rows, slots, continued), tensors).after
         self._memory["conv"] = after["conv_states"]
         out, first = after["out"], 0
         for i, slot in zip(rows, slots, strict=True):
             running = self._slots.running[call.slots[i]]
-            some = self._some(i, out[first : first + call.qlens[i]])
+            some = self._some(i, exact(out[first : first + call.qlens[i]]))
             first += call.qlens[i]
             model = running.model.advanced(some)
             self._memory["state"][slot] = model.S.to(DTYPES[call.state])
@@ -147,7 +136,7 @@ class _Engine:
         return started(state, (call.channels, WIDTH - 1), DTYPES[call.conv])
 
     def _decode(self, events: list[int], pads: list[int], *, counted: bool) -> None:
-        """One step of decoding: update, verify, commit; then hold the states against the model."""
+        """One step of decoding: verify, commit; then hold the states against the model."""
         call = self._call
         rows: list[int] = []
         for i in events:
@@ -160,29 +149,51 @@ class _Engine:
             return
         pads = pads[: call.capacity - len(rows)]
         batch = steps.batch_of(call, rows, pads, self._slots)
-        convolved = self._update(batch, counted=counted)
-        windows: dict[int, Tokens] = {}
-        first = 0
-        for i, request in zip(batch.events, batch.requests, strict=True):
-            if request:
-                windows[request] = self._some(i, convolved[first : first + call.qlens[i]])
-            first += call.qlens[i]
-        corrections = self._verify(batch, convolved, windows)
+        lying = call.lying[self._decoded % len(call.lying)] if call.lying else "dense"
+        self._decoded += 1
+        done = self._verify_fused(batch, lying) if counted and self._calls.fused else None
+        windows, corrections = done or self._verify_apart(batch, lying, counted=counted)
         self._commit(batch, windows, corrections)
 
-    def _update(self, batch: Batch, *, counted: bool) -> Tensor:
+    def _verify_fused(self, batch: Batch, lying: Lying) -> tuple[dict[int, Tokens], Cells] | None:
+        """The window in one call: its tokens by request, corrections as expected; None if declined."""
+        call, dim_first = steps.fused(self._call, batch), self._call.dim_first
+        conv = self._memory["conv"]
+        tensors = {
+            "mixed_qkv": self._rows("x", batch.events),
+            "raw_gate": self._rows("raw_g", batch.events).flatten(1),
+            "raw_beta": self._rows("raw_beta", batch.events),
+            "A_log": self._tokens["A_log"],
+            "dt_bias": self._tokens["dt_bias"].flatten(),
+            "state": self._memory["state"],
+            "conv_state": conv if dim_first else conv.mT.contiguous(),
+            "conv_weight": self._tokens["weight"],
+        }
+        done = self._calls.run(call, tensors, lying)
+        if done.declined:
+            return None
+        for name in ("correction", "key_gate"):
+            self._memory[name] = done.after[name]
+        stored = done.after["conv_state"]
+        self._memory["conv"] = stored if dim_first else stored.mT.contiguous()
+        windows = {
+            request: self._some(i, self._convolved(i, self._slots.running[request].model))
+            for i, request in zip(batch.events, batch.requests, strict=True)
+            if request
+        }
+        self._hold_outputs(batch, call.starts, windows, done.after["out"], done.expected.cells["out"])
+        return windows, done.expected.cells["correction"]
+
+    def _verify_apart(self, batch: Batch, lying: Lying, *, counted: bool) -> tuple[dict[int, Tokens], Cells]:
+        """The window by the convolution and verify: the same of it."""
         tensors = {
             "x": self._rows("x", batch.events),
             "weight": self._tokens["weight"],
             "conv_state": self._memory["conv"],
         }
-        after, _ = self._call_judged(steps.update(self._call, batch, counted=counted), tensors)
-        self._memory["conv"] = after["conv_state"]
-        return after["out"]
-
-    def _verify(self, batch: Batch, convolved: Tensor, windows: dict[int, Tokens]) -> Cells:
-        """Run verify on the convolved tokens; returns what is expected of its corrections."""
-        verify = steps.verify(self._call, batch)
+        updated = self._calls.run(steps.update(self._call, batch, counted=counted), tensors, lying).after
+        self._memory["conv"], convolved = updated["conv_state"], updated["out"]
+        call = steps.verify(self._call, batch)
         q, k, v = self._split(convolved)
         tensors = {
             "q": q,
@@ -194,32 +205,38 @@ class _Engine:
             "dt_bias": self._tokens["dt_bias"],
             **{name: self._memory[name] for name in ("state", "correction", "key_gate")},
         }
-        after, expected = self._call_judged(verify, tensors)
+        done = self._calls.run(call, tensors, lying)
         for name in ("correction", "key_gate"):
-            self._memory[name] = after[name]
-        self._hold_outputs(batch, verify, windows, after["out"], expected.cells["out"])
-        return expected.cells["correction"]
+            self._memory[name] = done.after[name]
+        windows = {
+            request: self._some(i, exact(convolved[call.starts[row] : call.starts[row + 1]]))
+            for row, (i, request) in enumerate(zip(batch.events, batch.requests, strict=True))
+            if request
+        }
+        self._hold_outputs(batch, call.starts, windows, done.after["out"], done.expected.cells["out"])
+        return windows, done.expected.cells["correction"]
 
     def _hold_outputs(
-        self, batch: Batch, verify: Verify, windows: dict[int, Tokens], out: Tensor, cells: Cells
+        self, batch: Batch, starts: tuple[int, ...], windows: dict[int, Tokens], out: Tensor, cells: Cells
     ) -> None:
         """Outputs of the window against plain decode steps of the model."""
         assert cells.bound is not None
         value, bound = cells.value.clone(), cells.bound.clone()
         for row, request in enumerate(batch.requests):
             if request:
-                place = slice(verify.starts[row], verify.starts[row + 1])
-                value[place], spread = self._slots.running[request].model.outputs(windows[request])
-                bound[place] += spread
+                place = slice(starts[row], starts[row + 1])
+                outs, spread = self._slots.running[request].model.outputs(windows[request])
+                value[place] = outs.reshape(value[place].shape)
+                bound[place] += spread.reshape(bound[place].shape)
         wanted = Expected({"out": replace(cells, value=value, bound=bound)})
-        self._judge("served", wanted, Observation({"out": out}, {"out": out}), {})
+        self._calls.judge("served", wanted, Observation({"out": out}, {"out": out}), {})
 
     def _commit(self, batch: Batch, windows: dict[int, Tokens], corrections: Cells) -> None:
-        commit = steps.commit(self._call, batch, self._slots, wide=self._step % 2 == 1)
+        commit = steps.commit(self._call, batch, self._slots, wide=self._calls.step % 2 == 1)
         tensors = {place: self._memory[name] for name, place in PLACES.items()}
         tensors |= {"A_log.0": self._tokens["A_log"], "dt_bias.0": self._tokens["dt_bias"]}
         before = self._memory["state"]
-        after, _ = self._call_judged(commit, tensors)
+        after = self._calls.run(commit, tensors).after
         for name, place in PLACES.items():
             self._memory[name] = after[place]
         self._hold_states(batch, commit, before, windows, corrections)
@@ -252,7 +269,7 @@ class _Engine:
         tensors = {"state": self._memory["state"], "conv_state": self._memory["conv"]}
         axes = {"state": ("slot", "head", "v", "k"), "conv_state": ("slot", "channel", "column")}
         expected = steps.held(wanted, tensors["state"], tensors["conv_state"])
-        self._judge("served", expected, Observation(tensors, tensors), axes)
+        self._calls.judge("served", expected, Observation(tensors, tensors), axes)
         for request in ended:
             self._slots.finish(request)
 
@@ -274,39 +291,20 @@ class _Engine:
             v.reshape(-1, H, V).contiguous(),
         )
 
-    def _some(self, event: int, convolved: Tensor) -> Tokens:
-        """An event's tokens as the model takes them: convolved as memory has it, gates exact."""
-        q, k, v = (part.double() for part in self._split(convolved))
+    def _convolved(self, event: int, model: Request) -> Tracked:
+        """An event's convolved tokens [n, C], from the model's own history: a fused call leaves none."""
+        inputs = self._rows("x", [event]).to(DTYPES[self._call.conv])
+        win = torch.cat((model.history, inputs.T), 1)[None]
+        ar = self._calls.arithmetic(FUSED)
+        y = bfloat16(convolve(win, self._tokens["weight"], None, silu=True, ar=ar))
+        return Tracked(y.v[0].T, y.e[0].T)
+
+    def _some(self, event: int, convolved: Tracked) -> Tokens:
+        """An event's tokens as the model takes them, from the convolved ones [n, C]; gates exact."""
+        q, k, v = self._split(convolved.v)
+        _, k_error, _ = self._split(convolved.e)
         A_log, dt_bias = exact(self._tokens["A_log"])[:, None], exact(self._tokens["dt_bias"])
         g = log_decay(exact(self._rows("raw_g", [event])), A_log, dt_bias, self._call.lower_bound, self._ar)
         beta = torch.sigmoid(self._rows("raw_beta", [event]).double())
         inputs = self._rows("x", [event]).to(DTYPES[self._call.conv])
-        return Tokens(q, k, v, g, beta, inputs)
-
-    def _call_judged(self, call: AnyCall, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Expected]:
-        """Run a call on these tensors; returns memory afterwards and what was expected of it, or raises."""
-        gap = self._call.gap
-        specs = call.tensors()
-        layouts = {
-            name: Layout(gaps=(gap, *[0] * (len(spec.shape) - 1)))
-            for name, spec in specs.items()
-            if spec.role == "slot" and gap
-        }
-        case = Case(call=call, layouts=layouts, poison=self._case.poison)
-        values = Values.full(tensors | index_tensors(call))
-        seen = observe(case, self._implementation, self._device, values)
-        self.path = seen.path
-        expected = expect(case, values, self._ar)
-        self._judge(case.op, expected, seen, {name: spec.axes for name, spec in call.results().items()})
-        return seen.after, expected
-
-    def _judge(
-        self, what: str, expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]]
-    ) -> None:
-        verdict = judge(expected, seen, axes)
-        for name, ratio in verdict.ratios.items():
-            key = f"{what} {name.partition('.')[0]}"
-            self.ratios[key] = max(ratio, self.ratios.get(key, 0.0))
-        if not verdict.ok:
-            note = f"in {what} of step {self._step}"
-            raise _WrongError(tuple(problem.noted(note) for problem in verdict.problems))
+        return Tokens(q, Tracked(k, k_error), v, g, beta, inputs)

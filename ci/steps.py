@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from ci.slots import Slots
+from oracle.calls import AnyCall
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate
-from oracle.calls.serve import WIDTH, Serve
+from oracle.calls.fused_verify import FusedVerify
+from oracle.calls.serve import WIDTH, Lying, Serve
 from oracle.calls.verify import Verify
 from oracle.expectation import Cells, Expected
+from oracle.layout import Layout
 from oracle.serving import Request
 
 Tensor = torch.Tensor
@@ -55,6 +58,21 @@ def update(script: Serve, batch: Batch, *, counted: bool) -> ConvUpdate:
         **_conv(script),
         window=script.window if counted else 1,
         accepted=(1,) * len(batch.events) if counted else (),
+    )
+
+
+def fused(script: Serve, batch: Batch) -> FusedVerify:
+    """Both in one call; after a commit every count is 1."""
+    assert script.lower_bound is not None
+    return FusedVerify(
+        **_rows(script, batch.events, batch.slots),
+        heads=script.heads,
+        window=script.window,
+        capacity=script.capacity,
+        accepted=(1,) * len(batch.events),
+        dim_first=script.dim_first,
+        taps=script.taps,
+        lower_bound=script.lower_bound,
     )
 
 
@@ -121,6 +139,18 @@ def held(wanted: dict[int, Request], state: Tensor, conv: Tensor) -> Expected:
     return Expected(
         {"state": Cells(written, value, bound, "fold"), "conv_state": Cells(columns, history, None, "roll")}
     )
+
+
+def layouts(script: Serve, call: AnyCall, lying: Lying) -> dict[str, Layout]:
+    """Where a call's tensors lie: stored ones in the script's wider slots, tokens as the step's do."""
+    found = {}
+    for name, spec in call.tensors().items():
+        inner = (0,) * (len(spec.shape) - 1)
+        if spec.role == "slot" and script.gap:
+            found[name] = Layout(gaps=(script.gap, *inner))
+        elif spec.role == "token" and spec.strided != "dense" and lying != "dense":
+            found[name] = Layout(gaps=(1, *inner)) if lying == "wide" else Layout(offset=1)
+    return found
 
 
 def _rows(script: Serve, events: Sequence[int], slots: Sequence[int]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from oracle.calls import CALLS
 from oracle.calls.base import PAD_SLOT, Activation, Index, Small, State, Window
 from oracle.calls.commit import Commit
 from oracle.calls.fused_verify import FusedVerify
+from oracle.calls.serve import Serve
 from oracle.calls.verify import Verify
 from oracle.case import Case, Graph
 from oracle.layout import DENSE, placed
@@ -25,7 +26,9 @@ from oracle.layout import DENSE, placed
 OPERATIONS = tuple(CALLS)
 """Operations that a case can describe, as ``--op`` names them."""
 SERVING = ("conv_prefill", "conv_update", "verify", "commit")
-"""The operations that serving is made of."""
+"""The operations that serving is made of; a fused verify, where one is offered, runs in place of two."""
+FUSED = "fused_verify"
+"""The operation that convolves and verifies a window in one call."""
 BY_RECORDS = "verify"
 """The operation whose callables differ by record layout; a commit context tells it by its layers."""
 
@@ -92,7 +95,8 @@ class Implementation:
     ``absent`` says why an operation is missing. ``domains`` overrules ``domain`` for single
     operations. ``arithmetic`` names the declared fp32 arithmetic (``oracle.tracked``); ``path``
     is asked after each call which code path it took. ``set_conv_state_dim_first`` settles what
-    ``is_conv_state_dim_first()`` answers to the implementation's ``create``.
+    ``is_conv_state_dim_first()`` answers to the implementation's ``create``. ``fallback`` is what
+    a caller runs beside it: in serving, the operations that it does not offer, and what it declines.
     """
 
     name: str
@@ -105,11 +109,22 @@ class Implementation:
     absent: Mapping[str, str] = field(default_factory=dict)
     path: Callable[[], str] = str
     set_conv_state_dim_first: Callable[[bool], object] = bool
+    fallback: "Implementation | None" = None
+
+    def serving(self) -> "dict[str, Implementation]":
+        """Which implementation runs each operation of serving; ``UnavailableError`` if none runs one."""
+        parts = {part: self._served_by(part) for part in SERVING}
+        return parts | ({FUSED: self} if FUSED in self.operations else {})
+
+    def _served_by(self, part: str) -> "Implementation":
+        one = self.fallback if self.fallback and part not in self.operations else self
+        one.variants(part)
+        return one
 
     def variants(self, operation: str) -> dict[str, Callable[..., object]]:
         """The operation's callables by record layout ("": any); ``UnavailableError`` if it has none."""
         if operation == "serve":
-            return {part: next(iter(self.variants(part).values())) for part in SERVING}
+            return {part: next(iter(one.variants(part).values())) for part, one in self.serving().items()}
         entry = self.operations.get(operation)
         if entry is None:
             why = self.absent.get(operation, f"{self.name} does not offer it")
@@ -130,14 +145,14 @@ class Implementation:
         self.variants(operation)
         if operation not in (BY_RECORDS, "serve"):
             return domain
-        taken = self.variants(BY_RECORDS)
+        taken = (self.serving()[BY_RECORDS] if operation == "serve" else self).variants(BY_RECORDS)
         return replace(domain, records=tuple(x for x in domain.records if x in taken))
 
     @property
     def all_operations(self) -> tuple[str, ...]:
         """Every operation that it offers, serving included if it has the parts."""
-        parts = all(part in self.operations for part in SERVING)
-        return (*self.operations, *(("serve",) if parts else ()))
+        held = self.operations.keys() | (self.fallback.operations.keys() if self.fallback else ())
+        return (*self.operations, *(("serve",) if held >= set(SERVING) else ()))
 
     def takes(self, case: Case) -> str:
         """Why the implementation cannot run this case, or nothing."""
@@ -149,6 +164,9 @@ class Implementation:
         return f"{self.name} {text}" if text else ""
 
 
+_HEADED = (Verify, Commit, FusedVerify, Serve)
+
+
 def _outside(case: Case, domain: Domain) -> str:
     """What of a case a domain does not hold, or nothing."""
     call = case.call
@@ -158,7 +176,7 @@ def _outside(case: Case, domain: Domain) -> str:
         (
             "head dimensions",
             domain.head_dims,
-            (call.key_dim, call.value_dim) if isinstance(call, Verify | Commit | FusedVerify) else None,
+            (call.key_dim, call.value_dim) if isinstance(call, _HEADED) else None,
         ),
         ("head count", domain.heads, getattr(call, "heads", None)),
         ("activations", domain.activations, getattr(call, "activation", None)),

@@ -4,6 +4,16 @@ A decode step maps the state of a head to ``S diag(e^g) (I - beta k^ k^^T) + bet
 e^g <= 1, 0 <= beta <= 1 and ||k^|| <= 1 neither factor expands a row of S in the 2-norm, so a
 row's deviation from the plain recurrence after many steps is at most the sum of what the steps
 added to it. An element-wise error analysis would lose just that and grow with every token.
+
+What a step added is element-wise: the error of a fold of the state in memory, the corrections
+that verify may have recorded among its inputs, and one rounding to the state's dtype. So this
+page knows nothing of how a window was computed; its oracle bounds the corrections from the same
+state. A factored arithmetic brings in that way (``oracle.factored``) the split probes, the
+accumulation of tensor cores and couplings of two exponentials, and ``fold`` holds for decays from
+differences. A fused call leaves no convolved tokens in memory: the model takes them from its own
+history, rounded to bf16 as ``oracle.fused_verify`` rounds them. Where the convolution's error
+reaches both sides of a tie, the kernel may hold the neighbour: in q, k and v the corrections and
+outputs carry that already, and the recorded keys that commit folds have it as ``Tokens.k.e``.
 """
 
 from dataclasses import dataclass, replace
@@ -23,12 +33,13 @@ SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133}
 class Tokens:
     """Some tokens of one request: q, k, g ``[n, H, K]``, v ``[n, H, V]``, beta ``[n, H]``, float64.
 
-    ``q`` and ``k`` are raw, ``g`` is the log decay with the error that fp32 may make of it,
-    ``beta`` a probability; ``inputs [n, C]`` is what the convolution took, in the conv dtype.
+    ``q`` and ``k`` are raw, ``k`` with what recorded keys may differ by; ``g`` is the log decay with
+    the error that fp32 may make of it, ``beta`` a probability; ``inputs [n, C]`` is what the
+    convolution took, in the conv dtype.
     """
 
     q: Tensor
-    k: Tensor
+    k: Tracked
     v: Tensor
     g: Tracked
     beta: Tensor
@@ -93,10 +104,9 @@ def added_by_commit(before: Tensor, some: Tokens, u: Tracked, dtype: torch.dtype
     def lead(x: Tensor) -> Tensor:
         return x.transpose(0, 1)[None]  # [1, H, n, ...]
 
-    count = torch.tensor([some.k.shape[0]])
-    rows = Tracked(lead(u.v), lead(u.e))
-    g = Tracked(lead(some.g.v), lead(some.g.e))
-    folded = fold(exact(before[None]), exact(lead(some.k)), g, rows, count, ar)
+    count = torch.tensor([some.q.shape[0]])
+    k, g, rows = (Tracked(lead(x.v), lead(x.e)) for x in (some.k, some.g, u))
+    folded = fold(exact(before[None]), k, g, rows, count, ar)
     v, e = folded.v[0], folded.e[0]
     return e + HALF_STEP[dtype] * (v.abs() + e) + SMALLEST[dtype]
 
@@ -107,7 +117,7 @@ def _unit(x: Tensor) -> Tensor:
 
 def _decode(S: Tensor, some: Tokens, t: int) -> Tensor:
     """One plain decode step of all heads."""
-    k = _unit(some.k[t])
+    k = _unit(some.k.v[t])
     S = S * torch.exp(some.g.v[t])[:, None, :]
     u = some.beta[t][:, None] * (some.v[t] - torch.einsum("hvk,hk->hv", S, k))
     return S + u[:, :, None] * k[:, None, :]

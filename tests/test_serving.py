@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from impl.contract import Domain
 from oracle.case import Case
 from tests.conftest import Subject
-from tests.strategies.serve import REQUESTS, STEPS, THEMES, Event, make_serve, script, serve_cases
+from tests.strategies.serve import BULK_STEPS, REQUESTS, STEPS, THEMES, Event, make_serve, script, serve_cases
 from tests.strategies.values import regimes
 from tests.strategies.variants import Variant, palette, variants
 
@@ -102,7 +102,7 @@ def test_state_machine(subject: Subject) -> None:
     """Any sequence of steps leaves what the plain recurrence over the accepted tokens leaves."""
     domain = subject.domain("serve")
     chosen = palette(make_serve, 0, subject.palette, domain) if subject.palette else None
-    settings = hypothesis.settings(stateful_step_count=STEPS)
+    settings = hypothesis.settings(stateful_step_count=BULK_STEPS if domain.aligned else STEPS)
 
     class Bound(Serving):
         def __init__(self) -> None:
@@ -126,6 +126,16 @@ BASE: dict[str, Any] = {
     "pool": 9,
     "capacity": 4,
 }
+
+
+BULK: dict[str, Any] = {
+    "heads": 1,
+    "key_dim": 128,
+    "value_dim": 128,
+    **dict.fromkeys(("activation", "state", "conv", "taps"), "bfloat16"),
+    "lying": ("dense", "shifted", "wide"),
+}
+"""What the base becomes for kernels that copy in bulk."""
 
 
 @pytest.mark.parametrize(
@@ -173,5 +183,7 @@ BASE: dict[str, Any] = {
 )
 def test_script(subject: Subject, fields: dict[str, Any], steps: list[list[Event]]) -> None:
     """Scripts that a search should not be needed for."""
-    records = subject.domain("serve").records[0]
-    subject.require(Case(call=script(BASE | fields | {"records": records}, steps)))
+    domain = subject.domain("serve")
+    base = BASE | (BULK if domain.aligned else fields)
+    given = base | {"block_size": fields.get("block_size", 0), "records": domain.records[0]}
+    subject.require(Case(call=script(given, steps)))

@@ -25,9 +25,25 @@ COMMIT_DOMAIN = Domain(
     bounded_only=True,
 )
 
+SERVE_DOMAIN = Domain(
+    records=("row",),
+    head_dims=((128, 128),),
+    heads=_HEADS,
+    windows=_WINDOWS,
+    activations=("bfloat16",),
+    states=("bfloat16",),
+    aligned=_ADDRESSED,
+    bounded_only=True,
+)
+
 
 def implementation() -> Implementation:
-    """Commit with the CuTe fold, and the fused verify; on a GPU or on the emulator."""
+    """Commit with the CuTe fold, and the fused verify; on a GPU or on the emulator.
+
+    Serving takes the rest from the Triton kernels.
+    """
+    from impl.registry import resolve
+
     path = _Path()
     return Implementation(
         name="cute",
@@ -35,9 +51,10 @@ def implementation() -> Implementation:
         operations={"commit": path.told_by_commit(), "fused_verify": path.told_by_verify()},
         arithmetic="factored-fp32",
         devices=("emulator", "cuda"),
-        domains={"commit": COMMIT_DOMAIN, "fused_verify": VERIFY_DOMAIN},
+        domains={"commit": COMMIT_DOMAIN, "fused_verify": VERIFY_DOMAIN, "serve": SERVE_DOMAIN},
         path=path.take,
         set_conv_state_dim_first=set_conv_state_dim_first,
+        fallback=resolve("triton"),
     )
 
 

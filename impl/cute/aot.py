@@ -40,8 +40,7 @@ def build(variants: Iterable[Variant], folder: Path) -> Iterator[dict[str, Any]]
 
     ``UnavailableError`` without the DSL or a C compiler; ``RuntimeError`` tells what the linker said.
     """
-    if importlib.util.find_spec("cutlass") is None:
-        raise UnavailableError("compiling CuTe kernels needs nvidia-cutlass-dsl; install kdafuzz[cute]")
+    _require_dsl()
     folder.mkdir(parents=True, exist_ok=True)
     entries = {}
     for variant in variants:
@@ -50,6 +49,11 @@ def build(variants: Iterable[Variant], folder: Path) -> Iterator[dict[str, Any]]
         yield entry
     text = json.dumps({"format": _FORMAT, "kernels": entries}, indent=1, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n")
+
+
+def _require_dsl() -> None:
+    if importlib.util.find_spec("cutlass") is None:
+        raise UnavailableError("compiling CuTe kernels needs nvidia-cutlass-dsl; install kdafuzz[cute]")
 
 
 def load(folder: Path) -> tuple[str, ...]:
@@ -106,6 +110,20 @@ def cached(variant: Variant) -> Callable[..., None]:
     return function
 
 
+def described(variant: Variant) -> dict[str, Any]:
+    """A variant's entry as ``build`` gives it, from the cache folder; compiled if it is not there."""
+    from impl.cute.emulator.compiled import _key
+    from impl.vllm.cache import Files, materialise
+
+    def files(work: Path) -> Files:
+        yield MANIFEST, json.dumps(_library(variant, work)).encode()
+
+    _require_dsl()
+    facts = {"text": source_digest(variant.kernel), "entry": variant.name, "format": str(_FORMAT)}
+    entry: dict[str, Any] = json.loads((materialise(f"cute-{_key(facts)}", files) / MANIFEST).read_text())
+    return entry
+
+
 _LIBRARIES: dict[str, Path] = {}
 
 
@@ -157,6 +175,7 @@ def _library(variant: Variant, folder: Path) -> dict[str, Any]:
         "options": dict(variant.options),
         "arguments": list(kernel.arguments),
         "shared": shared(variant) if shared else None,
+        "cubin": len(cubin),
         **resources(cubin),
     }
 

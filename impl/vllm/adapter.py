@@ -19,10 +19,16 @@ def implementation(text: str) -> Implementation:
         loaded = load(resolve(source_text))
     except SourceError as error:
         raise UnavailableError(f"{text}: {error}") from None
+    triton = _triton(source_text, loaded)
     if flavour == "cute":
         from impl.vllm.cute import implementation as cute
 
-        return cute(text, loaded)
+        return cute(text, loaded, triton)
+    return triton
+
+
+def _triton(text: str, loaded: LoadedVllm) -> Implementation:
+    """A source's Triton kernels."""
     operations: dict[str, Callable[..., object]] = {}
     absent: dict[str, str] = {}
     for operation, find in _finders(loaded).items():

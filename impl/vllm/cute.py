@@ -72,10 +72,23 @@ COMMIT_DOMAIN = Domain(
     aligned=(*_ADDRESSED, "state_indices"),
     bounded_only=True,
 )
+SERVE_DOMAIN = Domain(
+    records=("row",),
+    head_dims=((128, 128),),
+    heads=_HEADS,
+    windows=_WINDOWS,
+    activations=("bfloat16",),
+    states=("bfloat16",),
+    aligned=_ADDRESSED,
+    bounded_only=True,
+)
 
 
-def implementation(text: str, loaded: LoadedVllm) -> Implementation:
-    """The fused verify and the commit of a loaded vLLM; ``UnavailableError`` if it has no CuTe kernels."""
+def implementation(text: str, loaded: LoadedVllm, fallback: Implementation) -> Implementation:
+    """The fused verify and the commit of a loaded vLLM; ``UnavailableError`` if it has no CuTe kernels.
+
+    Serving takes the rest from ``fallback``, the Triton kernels of the same source.
+    """
     why = why_absent()
     if why:
         raise UnavailableError(f"{text}: {why}")
@@ -90,9 +103,10 @@ def implementation(text: str, loaded: LoadedVllm) -> Implementation:
         operations={"fused_verify": kernels.verify, "commit": _on_cute(context, kernels.module)},
         arithmetic="factored-fp32",
         devices=("emulator",),
-        domains={"fused_verify": VERIFY_DOMAIN, "commit": COMMIT_DOMAIN},
+        domains={"fused_verify": VERIFY_DOMAIN, "commit": COMMIT_DOMAIN, "serve": SERVE_DOMAIN},
         path=kernels.path,
         set_conv_state_dim_first=loaded.set_conv_state_dim_first,
+        fallback=fallback,
     )
 
 

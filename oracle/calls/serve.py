@@ -6,10 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 
 from oracle.calls.base import Activation, Call, Count, LowerBound, Place, Small, State, Window
-from oracle.layout import TensorSpec
+from oracle.calls.fused_verify import ALIGNMENT, MOST_DECAY, FusedVerify
+from oracle.layout import DTYPES, TensorSpec
 
 WIDTH = 4
+MOST_WINDOW = 8
+"""Tokens that a fused verify takes of a request."""
 Kind = Literal["prefill", "decode", "plain", "cached", "finish", "pad"]
+Lying = Literal["dense", "wide", "shifted"]
 
 
 class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="serve"):
@@ -21,7 +25,10 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
     ``accepted[i]`` are accepted, ``plain`` decodes one without counts, ``pad`` is a row of a
     captured graph without request. An event that cannot happen (no such request, no free slot) is
     left out. After a step without an accepted token a request ends. ``block_size`` 0 serves
-    without prefix caching. ``gap`` widens the slots of every stored tensor.
+    without prefix caching. ``gap`` widens the slots of every stored tensor. ``lying`` says where
+    the tokens of decoding steps lie, which take its entries in turn: dense, in rows an element
+    wider, or from one element on. A fused verify has another kernel for wide rows, and declines
+    shifted ones.
     """
 
     heads: Small
@@ -43,6 +50,8 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
     taps: State = "float32"
     lower_bound: LowerBound = -5.0
     gap: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    lying: Annotated[tuple[Lying, ...], msgspec.Meta(min_length=1)] | msgspec.UnsetType = msgspec.UNSET
+    """Unset where all are dense: the JSON of such a case does not have it."""
 
     per_row: ClassVar[tuple[str, ...]] = (*Call.per_row, "kinds", "steps", "accepted")
     shrinkable: ClassVar[tuple[str, ...]] = ("heads",)
@@ -62,6 +71,20 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
     def state_len(self) -> int:
         """P, the columns of a stored conv row."""
         return WIDTH - 1 + self.window - 1
+
+    @property
+    def fusable(self) -> bool:
+        """Whether a fused verify takes its windows (contract, section 1.7)."""
+        bound = self.lower_bound
+        return (
+            (self.key_dim, self.value_dim, self.records)
+            == (FusedVerify.key_dim, FusedVerify.value_dim, "row")
+            and {self.activation, self.state, self.conv} == {"bfloat16"}
+            and self.window <= MOST_WINDOW
+            and self.gap * DTYPES["bfloat16"].itemsize % ALIGNMENT == 0
+            and bound is not None
+            and -bound * self.window <= MOST_DECAY
+        )
 
     def live(self, row: int) -> bool:
         """Whether the event has tokens."""
@@ -119,17 +142,19 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
         return msgspec.structs.replace(self, steps=tuple(numbers[s] for s in self.steps))
 
     def smaller(self) -> Iterator[dict[str, Any]]:
-        """No blocks, no gap, fewer slots and rows, plainer dtypes."""
+        """No blocks, no gap, dense tokens, fewer slots and rows, plainer dtypes."""
         yield {"block_size": 0}
         yield {"gap": 0}
+        yield {"lying": msgspec.UNSET}
         yield {"pool": self.pool - 1}
         yield {"capacity": self.capacity - 1}
         yield {"activation": "float32", "state": "float32", "conv": "float32", "taps": "float32"}
 
     def size(self) -> tuple[int, ...]:
-        """Blocks, gap, rows, narrow dtypes, last step."""
+        """Blocks, gap, odd places, rows, narrow dtypes, last step."""
         narrow = sum(x != "float32" for x in (self.activation, self.state, self.conv, self.taps))
-        return self.block_size, self.gap, self.capacity, narrow, max(self.steps, default=0)
+        lying = len(self.lying) if self.lying else 0
+        return self.block_size, self.gap, lying, self.capacity, narrow, max(self.steps, default=0)
 
     def describe(self) -> str:
         """Dimensions and dtypes."""

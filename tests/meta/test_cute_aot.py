@@ -17,6 +17,7 @@ pytest.importorskip("cutlass.cute", reason="needs the extra kdafuzz[cute]")
 
 from ci.aot import command
 from ci.cli import cli
+from ci.doctor import show_kernels
 from ci.executor import SuiteError
 from impl.contract import UnavailableError
 from impl.cute import aot
@@ -147,6 +148,40 @@ def test_unknown_choices_are_refused(given: tuple[str, str, str], text: str, tmp
     with pytest.raises(SuiteError, match=text):
         command(arches, tmp_path / "new", names, windows)
     assert not (tmp_path / "new").exists()
+
+
+def test_doctor_tells_what_a_kernel_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiled once; told again without compiling; a kernel that cannot be had does not stop it."""
+    monkeypatch.setenv("KDAFUZZ_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    wanted = variant("commit", "sm_90a", 1, by_slot=False, align=False)
+    show_kernels([wanted])
+    first = capsys.readouterr().out
+    (entry,) = aot.build([wanted], tmp_path / "built")
+    told = [wanted.name, "sm_90a", *(str(entry[x]) for x in ("registers", "shared", "frame", "cubin"))]
+    assert told in _rows(first)
+    assert entry["cubin"] > 4096
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no [compiler]")
+
+    monkeypatch.setattr(aot, "_library", broken)
+    show_kernels([wanted, variant("commit", "sm_90a", 2, by_slot=False, align=False)])
+    again = capsys.readouterr().out
+    assert told in _rows(again)
+    assert "not found out: RuntimeError: no [compiler]" in again
+
+
+def _rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines()]
+
+
+def test_doctor_refuses_unknown_windows() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--kernels", "--window", "9"])
+    assert isinstance(done.exception, SuiteError)
+    assert "--window must be some of 1 to 8" in str(done.exception)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

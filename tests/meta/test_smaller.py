@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from ci.minimize import candidates, measure, minimize
+from impl.contract import UnavailableError
 from oracle.buckets import EXAMPLES
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate
@@ -44,6 +45,19 @@ def test_the_smallest_call_is_the_smallest(op: str) -> None:
     assert sum(smallest.call.qlens) <= 1
     again, _ = minimize(smallest, FAILED, lambda _: FAILED)
     assert again == smallest
+
+
+def test_candidates_that_an_implementation_does_not_take_are_passed_over() -> None:
+    drawn = _example("verify", lambda case: getattr(case.call, "heads", 0) > 2 and case.call.rows > 1)
+
+    def judge(case: Case) -> Verdict:
+        if getattr(case.call, "heads", 0) != getattr(drawn.call, "heads", 0):
+            raise UnavailableError("no such count of heads")
+        return FAILED
+
+    smallest, _ = minimize(drawn, FAILED, judge)
+    assert getattr(smallest.call, "heads", 0) == getattr(drawn.call, "heads", 0)
+    assert smallest.call.rows <= 1
 
 
 @EACH

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from impl.contract import Domain
-from oracle.calls.serve import Kind, Serve
+from oracle.calls.serve import Kind, Lying, Serve
 from oracle.case import Case
 from tests.strategies.values import regimes
 from tests.strategies.variants import ACTIVATIONS, Choose, Variant, variants
@@ -15,6 +16,14 @@ ANY = Domain()
 REQUESTS = 4
 """Requests that a script names."""
 STEPS = 30
+BULK_STEPS = 10
+"""Of kernels that copy in bulk: they need large heads, and emulated steps take a second."""
+LYING: tuple[tuple[Lying, ...] | msgspec.UnsetType, ...] = (
+    msgspec.UNSET,
+    ("dense", "shifted"),
+    ("dense", "wide"),
+    ("shifted", "dense", "wide", "dense"),
+)
 SERVED_DIMS = ((16, 16), (8, 24), (24, 8), (32, 32))
 THEMES: tuple[dict[str, str], ...] = (
     {},
@@ -31,7 +40,10 @@ def make_serve(choose: Choose, domain: Domain, free: bool) -> Variant:
     dims = [d for d in SERVED_DIMS if not domain.head_dims or d in domain.head_dims] or domain.head_dims
     key_dim, value_dim = choose("head_dims", dims)
     window = choose("window", domain.windows or (4, 1, 2, 3, 6))
-    narrow = choose("narrow", (False, True))
+    # Kernels that copy in bulk: all in bf16, slots of whole copies, tokens where other kernels must run.
+    bulk = bool(domain.aligned)
+    narrow = choose("narrow", (True,) if bulk else (False, True))
+    bounds = (-5.0, -1.0) if domain.bounded_only else (-5.0, None, -1.0)
     return Variant(
         {
             "heads": choose("heads", (1, 2)),
@@ -45,9 +57,10 @@ def make_serve(choose: Choose, domain: Domain, free: bool) -> Variant:
             "state": choose("state", domain.states or ("float32", "bfloat16")),
             "conv": "bfloat16" if narrow else "float32",
             "taps": choose("taps", ("float32", "bfloat16")),
-            "lower_bound": choose("lower_bound", (-5.0, None, -1.0)),
-            "gap": choose("gap", (0, 1, 16)),
-            "pool": choose("pool", (6, 9, 14)),
+            "lower_bound": choose("lower_bound", bounds),
+            "gap": choose("gap", (0, 16) if bulk else (0, 1, 16)),
+            **({"lying": choose("lying", LYING)} if bulk else {}),
+            "pool": choose("pool", (9, 6) if bulk else (6, 9, 14)),
             "capacity": choose("capacity", (5, 3, 6)),
         }
     )
@@ -112,6 +125,7 @@ def serve_cases(
     pattern, end, and come again in used slots. Shrinks towards one prefill.
     """
     variant = draw(variants(make_serve, domain, palette))
+    most_steps = min(most_steps, BULK_STEPS) if domain.aligned else most_steps
     window = variant.fields["window"]
     first: list[Event] = [("prefill", r, draw(st.integers(1, 5)), 0) for r in (1, 2)]
     count = draw(st.sampled_from((most_steps - 1, most_steps - 1, most_steps // 2, 3)))
