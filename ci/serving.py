@@ -2,11 +2,11 @@
 
 The engine does what an inference engine does around the kernels: it gives out slots and keeps
 block tables (``ci.slots``), copies a state into the block where a request goes on, and starts
-requests from cached boundaries. A window goes through the fused verify where there is one and it does
-not decline, otherwise through the convolution and verify. Memory is carried from call to call: every call is a case of its
-own whose inputs are what the last one left, and is judged by its operation's oracle, byte by
-byte. After every commit the states are also held against ``oracle.serving``, which has seen
-accepted tokens only.
+requests from cached boundaries. A window goes through the fused verify where there is one and it
+does not decline, otherwise through the convolution and verify. Memory is carried from call to
+call: every call is a case of its own whose inputs are what the last one left, and is judged by
+its operation's oracle, byte by byte. After every commit the states are also held against
+``oracle.serving``, which has seen accepted tokens only.
 """
 
 import math

@@ -91,11 +91,12 @@ class Window:
 
         p_t = e^{L_t} k_t      r_t = e^{L_t} q_t              probes, for the tensor cores
         c_ti = sum_c e^{L_t - L_i} k_i k_t      d_ti likewise with q_t
-        u_t = beta_t (v_t - s_t S p_t - sum_{i<t} (s_t c_ti) (s_i u_i))
-        o_t = z_t S r_t + sum_{i<=t} (z_t d_ti) (s_i u_i)
+        u_t = beta_t (v_t - s_t S p_t - sum_{i<t} (c_ti s_i s_t) u_i)
+        o_t = z_t S r_t + sum_{i<=t} (d_ti s_i z_t) u_i
 
     Each e^{L_t - L_i} is one exponential of at most 1, so no bound on the decay is needed.
-    Couplings are scaled before they meet a correction, which may be as large as fp32 allows.
+    Couplings are scaled before they meet a correction, which may be as large as fp32 allows (s_t
+    reaches 1000, where a key is tiny).
     Probes are not normalised, so a sum of squares above the fp32 range gives NaN.
     """
 
@@ -194,21 +195,22 @@ class Window:
     ) -> None:
         """Corrections and outputs of this thread's row, handed to ``store(t, u, o)`` token by token."""
         fetch = _Table(total + (tid >> 5) * (self.total_bytes // WARPS))
-        scaled: list[Float32] = []
+        keys: list[Float32] = []
+        us: list[Float32] = []
         at = self.probes
         for t in range(self.tokens):
             key, query = fetch(t), fetch(self.tokens + t)
+            keys.append(key)
             acc = fma(-key, projections[t], v[t])
             for i in range(t):
-                acc = fma(multiply(-key, fetch(at + i)), scaled[i], acc)
+                acc = fma(multiply(multiply(fetch(at + i), keys[i]), -key), us[i], acc)
             at += t
-            u = multiply(betas[t], acc)
-            scaled.append(multiply(key, u))
+            us.append(multiply(betas[t], acc))
             o = multiply(query, projections[self.tokens + t])
             for i in range(t + 1):
-                o = fma(multiply(query, fetch(at + i)), scaled[i], o)
+                o = fma(multiply(multiply(fetch(at + i), keys[i]), query), us[i], o)
             at += t + 1
-            store(t, u, o)
+            store(t, us[t], o)
 
 
 class _Table:

@@ -160,3 +160,16 @@ def test_warpgroup_products_are_bit_identical(order: str, engine: str) -> None:
         wanted = data[order][block]
         same = (got.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(got) & np.isnan(wanted))
         assert same.all(), (block, int((~same).sum()))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_subnormal_factor_is_aligned_by_the_smallest_exponent(engine: str) -> None:
+    """2**20 * 2**-133 counts as exponent 20 - 126, so 2**-135 beside it is cut off, as on an H200."""
+    engine_or_skip(engine)
+    a, b = np.zeros((128, 128), np.uint16), np.zeros((16, 128), np.uint16)
+    a[0, :2] = (20 + 127) << 7, (127 - 60) << 7
+    b[0, :2] = 1, (127 - 75) << 7
+    b[1, 1] = (127 - 75) << 7
+    got = run_product(a, [b], engine, Schedule("eager"))
+    assert got[0, 0] == np.float32(2.0**-113)
+    assert got[0, 1] == np.float32(2.0**-135)

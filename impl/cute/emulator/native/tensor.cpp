@@ -346,15 +346,11 @@ ALWAYS_INLINE bool all_finite(const f32* x, u32 n) {
   return largest != 0x7F800000;
 }
 
-// bf16 as take_apart, without branches, so that loops of it are vector code.
+// bf16 = mantissa * 2^(exponent - 7); a subnormal keeps the smallest exponent, as an H200 aligns it.
 ALWAYS_INLINE void take_apart_bf16(u32 u, i32& mantissa, i32& exponent) {
   const u32 field = u >> 7 & 255, fraction = u & 127;
-  const i32 low = static_cast<i32>(bits_of<u32>(static_cast<f32>(fraction)) >> 23) -
-                  127;  // of a subnormal: its highest bit
-  const i32 up = field ? 0 : 7 - low;
-  const i32 m = static_cast<i32>(field ? fraction | 128 : fraction << (up & 7));
-  exponent = (u & 0x7FFF) == 0 ? NO_EXPONENT : static_cast<i32>(field ? field : 1) - 127 - up;
-  const i32 size = (u & 0x7FFF) == 0 ? 0 : m;
+  const i32 size = static_cast<i32>(field ? fraction | 128 : fraction);
+  exponent = (u & 0x7FFF) == 0 ? NO_EXPONENT : static_cast<i32>(field ? field : 1) - 127;
   mantissa = u >> 15 & 1 ? -size : size;
 }
 

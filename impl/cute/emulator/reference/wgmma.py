@@ -2,8 +2,8 @@
 
 Measured on an H200 for one step of K = 16, and equal to it bit for bit: the 16 exact products and
 the accumulator are aligned to the largest exponent (of a product: the sum of its operands'
-exponents, even if the product is twice that), each cut toward zero at 25 fraction bits, added
-exactly, and the sum is cut toward zero to fp32.
+exponents, even if the product is twice that; a subnormal operand's is -126), each cut toward zero at
+25 fraction bits, added exactly, and the sum is cut toward zero to fp32.
 """
 
 import numpy as np
@@ -21,6 +21,8 @@ IN_FLIGHT = 0xFFFFFFFF
 FRACTION_BITS = 25
 _NO_EXPONENT = -10000
 """Below every exponent: that of zero."""
+_LEAST = -126
+"""The exponent of subnormal numbers."""
 
 
 def _exponent(x: np.ndarray) -> np.ndarray:
@@ -31,7 +33,8 @@ def _exponent(x: np.ndarray) -> np.ndarray:
 def step(accumulator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """One K step: accumulator f4 [M, N], a f8 [M, 16], b f8 [N, 16] of bf16 values; f4 [M, N]."""
     c, products = accumulator.astype(F8), a[:, None, :] * b[None, :, :]
-    exponents = np.where(products == 0, _NO_EXPONENT, _exponent(a)[:, None, :] + _exponent(b)[None, :, :])
+    of_a, of_b = np.maximum(_exponent(a), _LEAST)[:, None, :], np.maximum(_exponent(b), _LEAST)[None, :, :]
+    exponents = np.where(products == 0, _NO_EXPONENT, of_a + of_b)
     largest = np.maximum(exponents.max(-1), _exponent(c))
     largest = np.where(largest == _NO_EXPONENT, 0, largest)
     up = FRACTION_BITS - largest
@@ -41,7 +44,7 @@ def step(accumulator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _cut(x: np.ndarray) -> np.ndarray:
     """Double to fp32 toward zero, except that what is too large becomes infinite."""
-    last_place = np.maximum(_exponent(x), -126) - 23
+    last_place = np.maximum(_exponent(x), _LEAST) - 23
     result: np.ndarray = np.ldexp(np.trunc(np.ldexp(x, -last_place)), last_place)
     return result.astype(F4)
 
