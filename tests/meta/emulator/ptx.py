@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from impl.cute.emulator.native.build import available
 
 from impl.cute.emulator.launch import Allocation, Functions, Launch, Report, Schedule
+from impl.cute.emulator.native.build import available
 from impl.cute.emulator.program import Program
 from impl.cute.emulator.run import run
 
