@@ -20,6 +20,9 @@ _ALIGN = 64
 """Byte alignment of a register in the register file."""
 
 
+Operands = tuple[Operand, ...]
+
+
 @dataclass
 class Files:
     """The register file's layout: names and constants to byte offsets."""
@@ -194,3 +197,8 @@ class Lowering:
         """A branch to a label, under the guard."""
         self.branches.append((len(self.code), label))
         self.emit(Op.BRA)
+
+
+def vector(operand: Operand) -> Operands:
+    """The elements of a vector operand, or the operand alone."""
+    return operand if isinstance(operand, tuple) else (operand,)
