@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ci.executor import SuiteError
+from impl.contract import UnavailableError
 from impl.cute.aot import build
 from impl.cute.compile import ARCHITECTURES, KERNELS, MAX_WINDOW, Variant, variants
 
@@ -22,7 +22,7 @@ def command(arches: str, folder: Path, kernels: str, windows: str) -> int:
 
 
 def chosen(arches: str, kernels: str, windows: str) -> list[Variant]:
-    """The variants that comma-separated options name; ``SuiteError`` says what they may be."""
+    """The variants that comma-separated options name; ``UnavailableError`` says what they may be."""
     return [
         each
         for arch in _chosen("--arch", arches, ARCHITECTURES)
@@ -45,12 +45,12 @@ def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise SuiteError(f"{option} must be some of {', '.join(known)}; found {text!r}")
+        raise UnavailableError(f"{option} must be some of {', '.join(known)}; found {text!r}")
     return names
 
 
 def _windows(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(x.isdecimal() and 1 <= int(x) <= MAX_WINDOW for x in parts):
-        raise SuiteError(f"--window must be some of 1 to {MAX_WINDOW}; found {text!r}")
+        raise UnavailableError(f"--window must be some of 1 to {MAX_WINDOW}; found {text!r}")
     return [int(x) for x in parts]

@@ -72,12 +72,13 @@ def main() -> None:
 
 def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
     from impl.devices.registry import open_device
-    from impl.registry import resolve
+    from impl.registry import require_device, resolve
 
     try:
         # The device first: it decides how Triton is imported.
         device = open_device(hello.device)
         implementation = resolve(hello.implementation)
+        require_device(implementation, device.name)
     except Exception as error:  # told below
         send(replies, _failed(error))
         return

@@ -10,6 +10,7 @@ import msgspec
 
 from ci.processes import die_with_parent, ending
 from impl.contract import Domain, UnavailableError, one_line
+from impl.registry import refuse_device
 
 _SECONDS = 600.0
 """Enough for a download of a wheel of some hundred megabytes."""
@@ -31,10 +32,7 @@ def probe(implementation: str, device: str) -> Offer:
     offer = ask(implementation, device)
     if offer.error:
         raise UnavailableError(offer.error)
-    if device not in offer.devices:
-        raise UnavailableError(
-            f"{implementation} does not run on {device}; it runs on {', '.join(offer.devices)}"
-        )
+    refuse_device(implementation, device, offer.devices)
     return offer
 
 

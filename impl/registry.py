@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -93,3 +94,15 @@ def _third_party(text: str, module: str, factory: str) -> Implementation:
 
 def _first_line(error: BaseException) -> str:
     return one_line(error) or type(error).__name__
+
+
+def require_device(implementation: Implementation, device: str) -> None:
+    """Raise ``UnavailableError`` unless the implementation declares that it runs on ``device``."""
+    refuse_device(implementation.name, device, implementation.devices)
+
+
+def refuse_device(name: str, device: str, devices: Sequence[str]) -> None:
+    """The same from names alone."""
+    if device not in devices:
+        places = ", ".join(devices)
+        raise UnavailableError(f"{name} does not run on {device}; it runs on {places} (give one as --device)")

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
+
 from impl.contract import Domain, Implementation
-from impl.cute.compile import MAX_WINDOW
+from impl.cute.compile import MAX_WINDOW, architecture
 from impl.cute.host import CuteRecoverSSMVerify, compile_state_commit
 from impl.triton.commit import KDARecoverSSMCommitContext, set_conv_state_dim_first
 
@@ -44,6 +46,8 @@ def implementation() -> Implementation:
     """
     from impl.registry import resolve
 
+    if not torch.cuda.is_available():
+        architecture(torch.device("cpu"))  # refuses an unknown name before any case runs
     path = _Path()
     return Implementation(
         name="cute",

@@ -16,6 +16,7 @@ from impl.contract import UnavailableError
 from impl.cute.emulator import settings
 from impl.cute.emulator.compiled import allocation, why_absent
 from impl.cute.emulator.launch import Allocation, Schedule
+from impl.cute.emulator.run import chosen_engine
 from impl.devices.base import T, Variant
 from impl.devices.cpu import CpuDevice
 
@@ -34,6 +35,7 @@ class EmulatorDevice(CpuDevice):
         self._text = os.environ.get(settings.SCHEDULES_VARIABLE) or settings.DEFAULT_SCHEDULES
         try:
             self.schedules(0)
+            chosen_engine()
             self._functions = settings.parse_functions(os.environ.get(settings.FUNCTIONS_VARIABLE, ""))
         except ValueError as error:
             raise UnavailableError(f"device emulator: {error}") from None
