@@ -18,7 +18,6 @@ pytest.importorskip("cutlass.cute", reason="needs the extra kdafuzz[cute]")
 from ci.aot import command
 from ci.cli import cli
 from ci.doctor import show_kernels
-from ci.executor import SuiteError
 from impl.contract import UnavailableError
 from impl.cute import aot
 from impl.cute.compile import ARCHITECTURES, MAX_WINDOW, variant
@@ -145,7 +144,7 @@ def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
 )
 def test_unknown_choices_are_refused(given: tuple[str, str, str], text: str, tmp_path: Path) -> None:
     arches, names, windows = given
-    with pytest.raises(SuiteError, match=text):
+    with pytest.raises(UnavailableError, match=text):
         command(arches, tmp_path / "new", names, windows)
     assert not (tmp_path / "new").exists()
 
@@ -180,7 +179,7 @@ def _rows(table: str) -> list[list[str]]:
 
 def test_doctor_refuses_unknown_windows() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--kernels", "--window", "9"])
-    assert isinstance(done.exception, SuiteError)
+    assert isinstance(done.exception, UnavailableError)
     assert "--window must be some of 1 to 8" in str(done.exception)
 
 

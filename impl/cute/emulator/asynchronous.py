@@ -12,7 +12,7 @@ _SCOPES = frozenset(("acquire", "release", "relaxed", "cta", "cluster", "shared"
 def mbarrier(work: Lowering, mods: list[str], args: Operands) -> None:
     """Barriers in shared memory."""
     what = [m for m in mods if m not in _SCOPES]
-    if "b64" not in mods:
+    if "b64" not in mods or ("relaxed" in mods and what != ["expect_tx"]):
         raise work.refuse("mbarrier")
     match what:
         case ["init"]:

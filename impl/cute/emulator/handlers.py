@@ -68,6 +68,9 @@ def _setp(work: Lowering, mods: list[str], args: Operands) -> None:
     read = (lambda x: _widened(work, x, kind == "s16")) if narrow else (lambda x: work.read(x, width))
     fields = {"a": read(args[1]), "b": read(args[2])}
     to = work.write(first, 1)
+    if combine:  # a destination may be the operand that the result is combined with
+        other = work.temporary(1)
+        work.emit(Op.MOV1, dst=other, a=work.read(args[3], 1))
     result = to if not combine and to != NONE and second == "_" else work.temporary(1)
     work.emit(op, dst=result, imm=COMPARISONS.index(comparison), **fields)
     sides = [(first, result)]
@@ -80,7 +83,7 @@ def _setp(work: Lowering, mods: list[str], args: Operands) -> None:
         if place in (NONE, value):
             continue
         if combine:
-            work.emit(Op[f"{combine[0].upper()}1"], dst=place, a=value, b=work.read(args[3], 1))
+            work.emit(Op[f"{combine[0].upper()}1"], dst=place, a=value, b=other)
         else:
             work.emit(Op.MOV1, dst=place, a=value)
 
@@ -156,6 +159,8 @@ def _atom(work: Lowering, mods: list[str], args: Operands, *, returns: bool = Tr
         raise work.refuse("atomic")
     to = work.write(args[0], 4) if returns else NONE
     memory, *values = args[1:] if returns else args
+    if len(values) != (2 if kinds[0] == "cas" else 1):
+        raise work.refuse("number of operands")
     base, offset = work.address(memory, 8)
     fields = dict(zip("bc", (work.read(value, 4) for value in values), strict=False))
     work.emit(Op[f"ATOM_{kinds[0].upper()}"], dst=to, a=base, imm=offset, **fields)
@@ -278,10 +283,11 @@ HANDLERS: dict[str, Callable[[Lowering, list[str], Operands], None]] = {
 
 
 def _sixteen_bits(work: Lowering, narrow: Narrow, args: Operands) -> None:
+    shift = narrow.op in (Op.SHL4, Op.SHR_S4, Op.SHR_U4)
+    if len(args) != 1 + narrow.sources + shift:
+        raise work.refuse("number of operands")
     places = [_widened(work, x, narrow.signed) for x in args[1 : 1 + narrow.sources]]
     places += [work.read(x, 4) for x in args[1 + narrow.sources :]]
-    if len(places) > 3:
-        raise work.refuse("number of operands")
     result = work.temporary(4) if narrow.dst == 2 else work.write(args[0], 4)
     work.emit(narrow.op, dst=result, **dict(zip("abc", places, strict=False)))
     if narrow.dst == 2:

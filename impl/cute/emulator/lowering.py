@@ -145,9 +145,9 @@ class Lowering:
             return PARAM_BASE + self._offsets[text].offset
         if text in self.entry.shared:
             return SHARED_BASE
-        if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text) or re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
+        if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
             return int(text[2:], 16)
-        if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", text):
+        if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|0|[1-9]\d*)U?", text):
             return int(text.rstrip("U"), 0)
         return {"WARP_SZ": LANES}.get(text)
 
@@ -191,6 +191,8 @@ class Lowering:
         """Offset in the parameter block that an address names."""
         if not isinstance(operand, Address) or operand.base not in self._offsets:
             raise self.refuse(f"parameter {operand}")
+        if not 0 <= operand.offset < self._offsets[operand.base].size:
+            raise self.refuse(f"{operand.offset} bytes into a parameter")
         return self._offsets[operand.base].offset + operand.offset
 
     def branch(self, label: str) -> None:

@@ -218,6 +218,8 @@ class _Body:
             operands = tuple(_operand(part) for part in _split(rest))
         except EmulatorError as error:
             raise unsupported(error.text, line, whole) from None
+        except ValueError:
+            raise unsupported("operands", line, whole) from None
         branch = opcode.split(".")[0] == "bra"
         statement = Statement(
             opcode, operands if branch else tuple(map(self._resolve, operands)), guard, line, whole

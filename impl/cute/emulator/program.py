@@ -46,7 +46,10 @@ def lower(entry: Entry) -> Program:
     for statement in entry.statements:
         starts.append(len(work.code))
         with work.at(statement):
-            lower_statement(work, statement)
+            try:
+                lower_statement(work, statement)
+            except (ValueError, IndexError, OverflowError, TypeError):
+                raise work.refuse("operands") from None
     starts.append(len(work.code))
     work.emit(Op.EXIT)  # running off the end
     _link(work, {label: starts[at] for label, at in entry.labels.items()})

@@ -7,6 +7,8 @@ from impl.cute.emulator.launch import Launch, Report
 from impl.cute.emulator.program import Program
 
 ENGINES = ("native", "reference")
+MOST_SHARED = 1 << 18
+"""Bytes of shared memory of a CTA: more than any GPU has."""
 ENGINE_VARIABLE = "KDAFUZZ_EMULATOR"
 """Environment variable: native, reference or auto (native where a C++ compiler is at hand)."""
 
@@ -36,6 +38,10 @@ def run(program: Program, launch: Launch, engine: str | None = None) -> Report:
         raise EmulatorError("unsupported", f"block {threads} of a kernel for {program.threads} threads")
     if (threads[0] * threads[1] * threads[2]) % 32:
         raise EmulatorError("unsupported", f"block {threads} is not a whole number of warps")
+    if min(threads) < 1 or min(launch.grid) < 0:
+        raise EmulatorError("unsupported", f"grid {launch.grid} of blocks {threads}")
+    if not 0 <= launch.shared_bytes <= MOST_SHARED:
+        raise EmulatorError("unsupported", f"{launch.shared_bytes} bytes of shared memory")
     if len(launch.params) != program.param_bytes:
         raise EmulatorError(
             "unsupported", f"{len(launch.params)} bytes of parameters for {program.param_bytes}"

@@ -220,8 +220,10 @@ OUT:
 SPANS = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
-def tensor_copy(box: tuple[int, int], swizzle: int, x: int, y: int, engine: str, fill: bool = False) -> None:
-    """Copy one box of a [24, 80] tensor (pitch 96) and compare the shared image."""
+def tensor_copy(
+    box: tuple[int, int], swizzle: int, x: int, y: int, engine: str, fill: bool = False, *, deep: bool = False
+) -> None:
+    """Copy a box of a [24, 80] tensor (pitch 96), compare the shared image; ``deep``: 5 dimensions."""
     from impl.cute.emulator.launch import Allocation, Launch
     from impl.cute.emulator.program import Program
     from impl.cute.emulator.run import run
@@ -233,8 +235,12 @@ def tensor_copy(box: tuple[int, int], swizzle: int, x: int, y: int, engine: str,
     span = -(-pitch * box[1] // 1024) * 1024
     out = aligned(np.zeros(span // 4, np.uint32))
     raw = tensor_map(source, (192,), (80, 24), box, swizzle, fill)
+    if deep:
+        raw = tensor_map(source, (192,) * 4, (80, 24, 1, 1, 1), (*box, 256, 256, 16), swizzle, fill)
     params = raw + np.uint64(out.ctypes.data).tobytes() + np.array([x, y], np.int32).tobytes()
     text = TENSOR.format(bytes=span, words=span // 4, wait=WAIT).replace(f"[%r0], {span};", f"[%r0], {size};")
+    if deep:
+        text = text.replace("tensor.2d", "tensor.5d").replace("{%r1, %r2}", "{%r1, %r2, %r2, %r2, %r2}")
     allocations = (
         Allocation("source", source.ctypes.data, source.nbytes, writable=False),
         Allocation("out", out.ctypes.data, out.nbytes),
@@ -367,3 +373,10 @@ def test_matrix_fragments(load_: str, store_: str, engine: str) -> None:
     for lane, m, half in itertools.product(range(32), range(4), range(2)):
         assert lanes[lane, m, half] == held[m, lane // 4, 2 * (lane % 4) + half]
     assert (out.reshape(4, 8, 8) == (held.transpose(0, 2, 1) if store_ else held)).all()
+
+
+@each_engine
+def test_a_box_of_four_gigabytes_is_out_of_bounds(engine: str) -> None:
+    with pytest.raises(EmulatorError) as caught:
+        tensor_copy((8, 256), 0, 0, 0, engine, deep=True)
+    assert caught.value.kind == "bounds"

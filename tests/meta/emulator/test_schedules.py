@@ -72,6 +72,14 @@ def test_a_seed_is_one_order_in_both_engines(schedule: Schedule) -> None:
         ("cvt.u32.u64 %d0, %d1;", "%d0"),
         ("mbarrier.arrive.noComplete.shared.b64 _, [%r0];", "noComplete"),
         ("multimem.red.add.f32 [%d0], %r0;", "multimem"),
+        ("mbarrier.arrive.relaxed.cta.shared.b64 _, [%r0];", "relaxed"),
+        ("mbarrier.init.shared.b64 [%r0];", "mbarrier.init"),
+        ("mov.b32 %r0, 0d3FF0000000000000;", "0d3FF"),
+        ("mov.b32 %r0, 010;", "010"),
+        ("ld.global.b32 %r0, [%d0+16U];", "16U"),
+        ("ld.param.b32 %r0, [p0+4096];", "4096"),
+        ("atom.global.cas.b32 %r0, [%d0], %r1;", "operands"),
+        ("add.s16 %h0, %h1;", "operands"),
     ],
 )  # fmt: skip
 def test_what_is_not_known_is_refused_by_name_and_line(statement: str, what: str) -> None:
@@ -88,6 +96,15 @@ def test_memory_declared_in_the_module_is_refused() -> None:
     text = kernel("").replace(".visible .entry", ".global .align 4 .b8 table[16];\n.visible .entry")
     with pytest.raises(EmulatorError, match="table"):
         Program.parse(text)
+
+
+@each_engine
+@pytest.mark.parametrize(("grid", "shared"), [(-1, 0), (1, -8), (1, 1 << 20)])
+def test_launches_that_no_gpu_takes(grid: int, shared: int, engine: str) -> None:
+    engine_or_skip(engine)
+    with pytest.raises(EmulatorError) as caught:
+        execute(kernel(""), [aligned(np.zeros(32, np.uint32))], engine, grid=grid, shared=shared)
+    assert caught.value.kind == "unsupported"
 
 
 def test_block_and_parameters_must_be_the_kernels() -> None:

@@ -215,3 +215,18 @@ def test_float_comparisons(comparison: str, holds: list[int], engine: str) -> No
     selp.b32 %r0, 1, 0, %p0;
 """
     assert list(run(body, engine)) == holds * 8
+
+
+@pytest.mark.parametrize("combine", ["and", "or", "xor"])
+def test_a_comparison_combined_with_its_own_destination(combine: str, engine: str) -> None:
+    body = f"""
+    and.b32 %r1, %tid, 1;
+    setp.eq.s32 %p1, %r1, 0;
+    setp.lt.{combine}.u32 %p1|%p2, %tid, 5, %p1;
+    selp.b32 %r0, 1, 0, %p1;
+    selp.b32 %r1, 2, 0, %p2;
+    add.s32 %r0, %r0, %r1;
+"""
+    of = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b}[combine]
+    wanted = [of(n < 5, n % 2 == 0) + 2 * of(n >= 5, n % 2 == 0) for n in range(32)]
+    assert list(run(body, engine)) == wanted

@@ -297,7 +297,9 @@ void Cta::tma_load(Warp& w, const Instruction& i, u32 mask) {
     if (to % 128) fail(Kind::misaligned, "destination 0x%x of a tensor copy is not a multiple of 128", to);
     Rows rows{*map, first};
     const i64 pitch = std::max<i64>(row, SPAN[map->swizzle]), count = rows.count();
-    const u32 offset = shared_address(to, static_cast<u32>(count * pitch), "tensor copy");
+    // A box may be larger than 32 bits can say; it is out of bounds then.
+    const u32 bytes = static_cast<u32>(std::min<i64>(count * pitch, 0x7FFFFFFF));
+    const u32 offset = shared_address(to, bytes, "tensor copy");
     i64 from, end;
     rows.inner(from, end);
     for (i64 r = 0; r < count; r++, rows.next()) {

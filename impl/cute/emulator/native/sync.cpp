@@ -29,6 +29,7 @@ void Cta::mbarrier_init(u32 address, i64 count) {
   if (!at) {
     if (mbarrier_count == mbarriers.size()) mbarriers.emplace_back();
     mbarriers[mbarrier_count].entity = -1;
+    if (mbarrier_count >= 4096) fail(Kind::unsupported, "more than 4096 mbarriers");
     at = static_cast<u16>(++mbarrier_count);
   }
   Mbarrier& b = mbarriers[at - 1];

@@ -13,6 +13,9 @@ NAMED = 16
 """Named barriers of a CTA."""
 
 
+MOST_MBARRIERS = 4096
+
+
 class NamedBarrier:
     """One of the CTA's barriers: warps arrive, and those that wait go on when enough have."""
 
@@ -114,6 +117,8 @@ class Barriers:
         """Make an mbarrier at a shared address."""
         if count == 0:
             raise EmulatorError("barrier", f"an mbarrier at {address:#x} with count 0")
+        if address not in self._mbarriers and len(self._mbarriers) >= MOST_MBARRIERS:
+            raise EmulatorError("unsupported", f"more than {MOST_MBARRIERS} mbarriers")
         self._mbarriers[address] = Mbarrier(count, self._clocks)
 
     def at(self, address: int) -> Mbarrier:
