@@ -5,38 +5,13 @@ from typing import Any, Literal
 
 import torch
 
-from impl.contract import Domain, Implementation
+from impl.contract import Implementation
 from impl.cute.compile import MAX_WINDOW, architecture
+from impl.cute.domains import domains
 from impl.cute.host import CuteRecoverSSMVerify, compile_state_commit
 from impl.triton.commit import KDARecoverSSMCommitContext, set_conv_state_dim_first
 
 _HEADS = (1, 2, 3, 4, 5, 8, 16)
-_WINDOWS = tuple(range(1, MAX_WINDOW + 1))
-_ADDRESSED = ("state", "correction", "key_gate")
-"""Tensors of commit that its kernel finds by address and leading stride."""
-VERIFY_DOMAIN = Domain(records=("row",), heads=_HEADS, windows=_WINDOWS, bounded_only=True)
-COMMIT_DOMAIN = Domain(
-    head_dims=((128, 128),),
-    heads=_HEADS,
-    windows=_WINDOWS,
-    activations=("bfloat16",),
-    states=("bfloat16",),
-    index_dtypes=("int32",),
-    dense_inside=_ADDRESSED,
-    aligned=_ADDRESSED,
-    bounded_only=True,
-)
-
-SERVE_DOMAIN = Domain(
-    records=("row",),
-    head_dims=((128, 128),),
-    heads=_HEADS,
-    windows=_WINDOWS,
-    activations=("bfloat16",),
-    states=("bfloat16",),
-    aligned=_ADDRESSED,
-    bounded_only=True,
-)
 
 
 def implementation() -> Implementation:
@@ -55,7 +30,7 @@ def implementation() -> Implementation:
         operations={"commit": path.told_by_commit(), "fused_verify": path.told_by_verify()},
         arithmetic="factored-fp32",
         devices=("emulator", "cuda"),
-        domains={"commit": COMMIT_DOMAIN, "fused_verify": VERIFY_DOMAIN, "serve": SERVE_DOMAIN},
+        domains=domains(_HEADS, MAX_WINDOW),
         path=path.take,
         set_conv_state_dim_first=set_conv_state_dim_first,
         fallback=resolve("triton"),

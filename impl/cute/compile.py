@@ -136,11 +136,15 @@ def architecture(device: torch.device) -> str:
         if major not in (9, 10):
             raise UnavailableError(f"CuTe kernels need an SM90 or SM10x GPU; found SM{major}{minor}")
         return f"sm_{major}{minor}a"
-    asked = os.environ.get(ARCHITECTURE_VARIABLE) or ARCHITECTURES[0]
+    return asked_architecture(ARCHITECTURES[0])
+
+
+def asked_architecture(usual: str) -> str:
+    """What the environment asks emulated kernels to be compiled for, or ``usual``."""
+    asked = os.environ.get(ARCHITECTURE_VARIABLE) or usual
     if asked not in ARCHITECTURES:
-        raise UnavailableError(
-            f"{ARCHITECTURE_VARIABLE} must be {' or '.join(ARCHITECTURES)}; found {asked!r}"
-        )
+        names = " or ".join(sorted(ARCHITECTURES, key=lambda name: name != usual))
+        raise UnavailableError(f"{ARCHITECTURE_VARIABLE} must be {names}; found {asked!r}")
     return asked
 
 

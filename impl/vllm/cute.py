@@ -5,9 +5,9 @@ CTAs) and what the two compiling functions return: the same compiled kernel, emu
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 
-from impl.contract import Domain, Implementation, UnavailableError
+from impl.contract import Implementation, UnavailableError
+from impl.cute.compile import asked_architecture
+from impl.cute.domains import ADDRESSED, domains
 from impl.cute.emulator import settings
 from impl.cute.emulator.compiled import Emulated, digest, emulated, why_absent
 from impl.vllm.load import AbsentError, LoadedVllm
 from impl.vllm.source import SourceError
 from impl.vllm.standins import module_constants
 
-ARCHITECTURE_VARIABLE = "KDAFUZZ_CUTE_ARCH"
-"""Environment variable: the architecture that the commit kernel is compiled for; verify has one."""
-ARCHITECTURES = ("sm_100a", "sm_90a")
+ARCHITECTURE = "sm_100a"
+"""Verify's only one, and commit's unless the environment asks for another."""
 PATHS = {True: "warp-specialised", False: "plain"}
 """What verify's two kernels are called in reports, by ``warp_specialized``."""
 _FOLDER = "vllm/models/kimi_k3/nvidia"
@@ -54,33 +55,12 @@ _EARLY = {
 
 The warp-specialised one takes tickets so early: two launches of one object in a row must not overlap.
 """
-_HEADS = (1, 2, 3, 4)
-_WINDOWS = tuple(range(1, 9))
-_ADDRESSED = ("state", "correction", "key_gate")
-"""Tensors of commit that its kernel finds by address and leading stride."""
-VERIFY_DOMAIN = Domain(records=("row",), heads=_HEADS, windows=_WINDOWS, bounded_only=True)
-COMMIT_DOMAIN = Domain(
+DOMAINS = domains((1, 2, 3, 4))
+DOMAINS["commit"] = replace(
+    DOMAINS["commit"],
     records=("row",),
-    head_dims=((128, 128),),
-    heads=_HEADS,
-    windows=_WINDOWS,
-    activations=("bfloat16",),
-    states=("bfloat16",),
-    index_dtypes=("int32",),
     dense=("state_indices",),
-    dense_inside=_ADDRESSED,
-    aligned=(*_ADDRESSED, "state_indices"),
-    bounded_only=True,
-)
-SERVE_DOMAIN = Domain(
-    records=("row",),
-    head_dims=((128, 128),),
-    heads=_HEADS,
-    windows=_WINDOWS,
-    activations=("bfloat16",),
-    states=("bfloat16",),
-    aligned=_ADDRESSED,
-    bounded_only=True,
+    aligned=(*ADDRESSED, "state_indices"),
 )
 
 
@@ -103,21 +83,11 @@ def implementation(text: str, loaded: LoadedVllm, fallback: Implementation) -> I
         operations={"fused_verify": kernels.verify, "commit": _on_cute(context, kernels.module)},
         arithmetic="factored-fp32",
         devices=("emulator",),
-        domains={"fused_verify": VERIFY_DOMAIN, "commit": COMMIT_DOMAIN, "serve": SERVE_DOMAIN},
+        domains=DOMAINS,
         path=kernels.path,
         set_conv_state_dim_first=loaded.set_conv_state_dim_first,
         fallback=fallback,
     )
-
-
-def architecture() -> str:
-    """What commit is compiled for; ``UnavailableError`` if the environment asks for something else."""
-    asked = os.environ.get(ARCHITECTURE_VARIABLE) or ARCHITECTURES[0]
-    if asked not in ARCHITECTURES:
-        raise UnavailableError(
-            f"{ARCHITECTURE_VARIABLE} must be {' or '.join(ARCHITECTURES)}; found {asked!r}"
-        )
-    return asked
 
 
 class _Kernels:
@@ -125,7 +95,7 @@ class _Kernels:
 
     def __init__(self, loaded: LoadedVllm) -> None:
         self.module = loaded.cute()
-        self._arch = architecture()
+        self._arch = asked_architecture(ARCHITECTURE)
         self._last = ""
         folder = loaded.source.root / _FOLDER
         self._text = digest(folder, sorted(folder.rglob("*.py")))
@@ -166,7 +136,7 @@ class _Kernels:
         conv_dim_first: bool,
         conv_weight_dtype: torch.dtype,
     ) -> Callable[..., None]:
-        given = (heads, window, ARCHITECTURES[0], ctas, warp_specialized, conv_dim_first, conv_weight_dtype)
+        given = (heads, window, ARCHITECTURE, ctas, warp_specialized, conv_dim_first, conv_weight_dtype)
         written = ("correction", "key_gate", "out", "conv_state", "counter")
         return self._told(
             PATHS[warp_specialized],
