@@ -5,6 +5,7 @@ Shapes, for N rows, H heads, Q tokens: ``k, q, g [N, H, Q, K]``, ``v [N, H, Q, V
 probability. Results are corrections ``u [N, H, Q, V]`` and outputs ``o [N, H, Q, V]``.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,24 @@ def fold(state: Tracked, k: Tracked, g: Tracked, u: Tracked, tokens: torch.Tenso
     either of two orders: token by token forwards, or backwards with the decay accumulated. The
     bound holds for both; for a factored arithmetic also for the formula as it stands.
     """
+    N, H, V, K = state.v.shape
+    heads = max(1, _PART // (V * K))
+    rows = max(1, heads // max(H, 1))
+    v, e = torch.empty_like(state.v), torch.empty_like(state.v)
+    for n, h in itertools.product(range(0, N, rows), range(0, H, heads)):
+        at = (slice(n, n + rows), slice(h, h + heads))
+        part = _fold(state[at], k[at], g[at], u[at], tokens[at[0]], ar)
+        v[at], e[at] = part.v, part.e
+    return Tracked(v, e)
+
+
+_PART = 1 << 16
+"""Elements of the states that are folded at once: a dozen arrays of them stay in a core's cache."""
+
+
+def _fold(
+    state: Tracked, k: Tracked, g: Tracked, u: Tracked, tokens: torch.Tensor, ar: Arithmetic
+) -> Tracked:
     k, decay = normalise(k, ar), ar.exp(g)
     active = [(t < tokens)[:, None, None, None] for t in range(k.v.shape[2])]
     update = [ar.mul(_expand(u[:, :, t]), _row(k[:, :, t])) for t in range(len(active))]  # [N, H, V, K]

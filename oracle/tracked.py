@@ -84,8 +84,8 @@ class Arithmetic:
         take infinity as they take 1e39; the oracle uses it for nothing else.
         """
         v = a.v * b.v
-        e = a.v.abs() * b.e + b.v.abs() * a.e + a.e * b.e
-        return Tracked(v, e + U * (v.abs() + e) + SUBNORMAL)
+        e = (a.magnitude * b.e).addcmul_(b.v.abs(), a.e)
+        return Tracked(v, e.add_(v.abs().add_(e), alpha=U).add_(SUBNORMAL))
 
     def scale(self, a: Tracked, factor: float) -> Tracked:
         """a times a constant of the contract."""
@@ -93,9 +93,10 @@ class Arithmetic:
 
     def add(self, a: Tracked, b: Tracked, sign: float = 1.0) -> Tracked:
         """a + sign * b, rounded once."""
-        v = a.v + sign * b.v
+        v = torch.add(a.v, b.v, alpha=sign)
         e = a.e + b.e
-        return _in_range(Tracked(v, e + U * (v.abs() + e)), v.abs() + e)
+        magnitude = v.abs().add_(e)
+        return _in_range(Tracked(v, e.add_(magnitude, alpha=U)), magnitude)
 
     def sum(self, a: Tracked) -> Tracked:
         """Sum over the last dimension, in any order that ``additions`` allows."""
@@ -197,12 +198,16 @@ def larger(a: Tracked, b: Tracked) -> Tracked:
 
 def select(condition: Tensor, a: Tracked, b: Tracked) -> Tracked:
     """``a`` where the condition holds, else ``b``."""
+    if bool(condition.all()):
+        return a
+    if not bool(condition.any()):
+        return b
     return Tracked(torch.where(condition, a.v, b.v), torch.where(condition, a.e, b.e))
 
 
 def _in_range(a: Tracked, magnitude: Tensor) -> Tracked:
     """Withdraw the claim where an intermediate may pass the fp32 range."""
-    return Tracked(a.v, torch.where(magnitude > FLT_MAX, torch.full_like(a.e, math.inf), a.e))
+    return Tracked(a.v, a.e.masked_fill(magnitude > FLT_MAX, math.inf))
 
 
 def _padded(n: int) -> int:
