@@ -1,5 +1,6 @@
 """``kdafuzz aot``: the CuTe kernels as libraries for machines without the DSL."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,16 +9,33 @@ from rich.markup import escape
 from rich.table import Table
 
 from impl.contract import UnavailableError
-from impl.cute.aot import build
+from impl.cute.aot import Foreign, build
 from impl.cute.compile import ARCHITECTURES, KERNELS, MAX_WINDOW, Variant, variants
 
 EVERY = ",".join(KERNELS)
 """All kernels, as an option names them."""
 
 
-def command(arches: str, folder: Path, kernels: str, windows: str) -> int:
+SHIPPED = ("commit",)
+"""What of vLLM's can be had: its fused verify takes its number of CTAs from the GPU when it is compiled."""
+
+
+def command(
+    arches: str, folder: Path, kernels: str, windows: str, implementation: str = "cute", heads: str = "16"
+) -> int:
     """Compile every variant asked for and print what each takes of an SM; the exit code is 0."""
-    _build(chosen(arches, kernels, windows), folder)
+    if implementation == "cute":
+        _build(chosen(arches, kernels, windows), folder)
+        return 0
+    if not re.fullmatch(r"vllm(|[:@].+):cute", implementation):
+        raise UnavailableError(
+            f"--impl must be cute or a vLLM with :cute behind it; found {implementation!r}"
+        )
+    from impl.vllm.gpu import commits
+
+    _chosen("--kernel", kernels, SHIPPED)
+    asked = _chosen("--arch", arches, ARCHITECTURES), _heads(heads), _windows(windows)
+    _build(list(commits(implementation, *asked)), folder)
     return 0
 
 
@@ -31,7 +49,7 @@ def chosen(arches: str, kernels: str, windows: str) -> list[Variant]:
     ]
 
 
-def _build(wanted: Sequence[Variant], folder: Path) -> None:
+def _build(wanted: Sequence[Variant | Foreign], folder: Path) -> None:
     table = Table(title=escape(f"{len(wanted)} libraries in {folder}"), title_justify="left")
     for heading in ("name", "registers", "shared memory", "stack frame"):
         table.add_column(heading)
@@ -53,4 +71,11 @@ def _windows(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(x.isdecimal() and 1 <= int(x) <= MAX_WINDOW for x in parts):
         raise UnavailableError(f"--window must be some of 1 to {MAX_WINDOW}; found {text!r}")
+    return [int(x) for x in parts]
+
+
+def _heads(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(x.isdecimal() and 1 <= int(x) <= 4096 for x in parts):
+        raise UnavailableError(f"--heads must be some of 1 to 4096; found {text!r}")
     return [int(x) for x in parts]

@@ -193,14 +193,62 @@ def replay(paths: tuple[str, ...], implementations: str, device: str | None, tim
     "--kernel", "kernels", default="commit,verify,verify_ws", show_default=True, help="Comma-separated."
 )
 @click.option("--window", "windows", default="1,2,3,4,5,6,7,8", show_default=True, help="Comma-separated.")
-def aot(arches: str, folder: Path, kernels: str, windows: str) -> None:
+@click.option(
+    "--impl", "implementation", default="cute", show_default=True, help="Or vllm@VERSION:cute: its commit."
+)
+@click.option("--heads", default="16", show_default=True, help="Of vLLM's commit; comma-separated.")
+def aot(arches: str, folder: Path, kernels: str, windows: str, implementation: str, heads: str) -> None:
     """Compile the CuTe kernels into libraries for machines without the CuTe DSL; needs no GPU.
 
-    There: $KDAFUZZ_CUTE_AOT names the folder and $CUTE_DSL_RUNTIME the DSL's libcute_dsl_runtime.so.
+    What the folder holds already stays in it. There: $KDAFUZZ_CUTE_AOT names the folder and
+    $CUTE_DSL_RUNTIME the DSL's libcute_dsl_runtime.so.
     """
     from ci.aot import command
 
-    sys.exit(command(arches, folder, kernels, windows))
+    sys.exit(command(arches, folder, kernels, windows, implementation, heads))
+
+
+@cli.group()
+def bench() -> None:
+    """How fast things are."""
+
+
+@bench.command("kernels")
+@implementation_option("triton,cute,vllm@0.33.0,vllm@0.33.0:cute")
+@click.option(
+    "--op",
+    "operations",
+    default="verify,fused_verify,commit,conv_update,conv_prefill,packed_conv",
+    show_default=True,
+    help="Comma-separated operations.",
+)
+@click.option("--rows", default="1,16,64,256", show_default=True, help="Of all but prefills.")
+@click.option("--windows", default="1,4,8", show_default=True, help="Likewise.")
+@click.option("--heads", type=click.IntRange(1, 256), default=16, show_default=True, help="Likewise.")
+@click.option("--layers", type=click.IntRange(1, 64), default=4, show_default=True, help="Of a commit.")
+@click.option("--tokens", default="2048,8192,16384", show_default=True, help="Of prefills.")
+@click.option(
+    "--channels", type=click.IntRange(192, 65536), default=4608, show_default=True, help="Likewise."
+)
+@click.option("--check", is_flag=True, help="No GPU and no times: make every call once, small.")
+@click.option(
+    "--once",
+    type=click.IntRange(1, 100_000),
+    metavar="COUNT",
+    help="Instead, make every call COUNT times, between a profiler's start and stop.",
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
+)
+def bench_kernels(**given: Any) -> None:
+    """Kernels against the bytes that they must move, implementations side by side; needs a GPU.
+
+    The floor is a call's bytes at the rate of a device-to-device copy, measured in the same run. GPU time
+    is that of a CUDA graph of 24 calls on inputs that are in no cache. Exit code 1 if results disagree.
+    """
+    from ci.bench.kernels import command
+
+    sys.exit(command(**given))
 
 
 @cli.group()

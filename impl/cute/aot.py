@@ -16,7 +16,8 @@ import os
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,20 +36,50 @@ _REGISTERS, _FRAME = 0x2F, 0x11
 """Attributes of a cubin's ``.nv.info``: registers of a thread, and bytes of its local memory."""
 
 
-def build(variants: Iterable[Variant], folder: Path) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Foreign:
+    """A kernel of other sources, as a library beside ours; ``make`` is one call of ``cute.compile``.
+
+    Its name must change whenever its sources do: that alone keeps a stale one from being found.
+    ``facts`` are ``kernel``, ``source``, ``arch``, ``window`` and ``options`` of its entry.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    make: Callable[[], Any]
+
+
+def build(variants: Iterable[Variant | Foreign], folder: Path) -> Iterator[dict[str, Any]]:
     """Compile variants into a folder, yielding each one's entry; the manifest is written at the end.
+
+    What the folder's manifest held before stays in it, but for entries of other sources of ours.
 
     ``UnavailableError`` without the DSL or a C compiler; ``RuntimeError`` tells what the linker said.
     """
     _require_dsl()
     folder.mkdir(parents=True, exist_ok=True)
-    entries = {}
+    entries = _before(folder)
     for variant in variants:
         entry = _library(variant, folder)
         entries[variant.name] = entry
         yield entry
     text = json.dumps({"format": _FORMAT, "kernels": entries}, indent=1, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n")
+
+
+def _before(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries of a folder's manifest that are still good."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        entries: dict[str, dict[str, Any]] = manifest["kernels"] if manifest["format"] == _FORMAT else {}
+        return {name: x for name, x in entries.items() if not _stale(x) and (folder / x["library"]).exists()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _stale(entry: dict[str, Any]) -> bool:
+    """Whether an entry was made from other sources of ours."""
+    return entry["kernel"] in KERNELS and entry["source"] != source_digest(entry["kernel"])
 
 
 def _require_dsl() -> None:
@@ -66,7 +97,7 @@ def load(folder: Path) -> tuple[str, ...]:
         manifest = json.loads((folder / MANIFEST).read_text())
         form, entries = manifest["format"], manifest["kernels"]
         found = {name: folder / entry["library"] for name, entry in entries.items()}
-        stale = [name for name, x in entries.items() if x["source"] != source_digest(x["kernel"])]
+        stale = [name for name, x in entries.items() if _stale(x)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnavailableError(f"{folder} is no folder of kdafuzz aot ({type(error).__name__})") from None
     if form != _FORMAT:
@@ -98,7 +129,7 @@ def cached(variant: Variant) -> Callable[..., None]:
     name = f"{variant.name}.so"
 
     def files(work: Path) -> Files:
-        _link(variant, work / name)
+        _link(variant.name, lambda: make(variant), work / name)
         yield name, (work / name).read_bytes()
 
     facts = {"text": source_digest(variant.kernel), "library": variant.name}
@@ -159,15 +190,26 @@ def _installed_runtime() -> str:
     return ""
 
 
-def _library(variant: Variant, folder: Path) -> dict[str, Any]:
+def _library(variant: Variant | Foreign, folder: Path) -> dict[str, Any]:
     library = folder / f"{variant.name}.so"
-    cubin = _link(variant, library)
-    kernel = KERNELS[variant.kernel]
-    shared = getattr(importlib.import_module(kernel.module), "shared_bytes", None)
+    if isinstance(variant, Foreign):
+        cubin, facts = _link(variant.name, variant.make, library), {**variant.facts, "shared": None}
+    else:
+        cubin, facts = _link(variant.name, lambda: make(variant), library), _facts(variant)
     return {
         "name": variant.name,
         "library": library.name,
         "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+        **facts,
+        "cubin": len(cubin),
+        **resources(cubin),
+    }
+
+
+def _facts(variant: Variant) -> dict[str, Any]:
+    kernel = KERNELS[variant.kernel]
+    shared = getattr(importlib.import_module(kernel.module), "shared_bytes", None)
+    return {
         "kernel": variant.kernel,
         "source": source_digest(variant.kernel),
         "arch": variant.arch,
@@ -175,27 +217,27 @@ def _library(variant: Variant, folder: Path) -> dict[str, Any]:
         "options": dict(variant.options),
         "arguments": list(kernel.arguments),
         "shared": shared(variant) if shared else None,
-        "cubin": len(cubin),
-        **resources(cubin),
     }
 
 
-def _link(variant: Variant, library: Path) -> bytes:
-    """Compile a variant into a library; its cubin."""
+def _link(name: str, compiling: Callable[[], Any], library: Path) -> bytes:
+    """Compile a kernel into a library with a function of that name; its cubin."""
+    from impl.cute.emulator.compiled import artifact_kept
     from impl.cute.emulator.host import compiler
 
     cc = compiler()
     if cc is None:
         raise UnavailableError("linking CuTe kernels needs a C compiler; install cc")
     with tempfile.TemporaryDirectory() as work:
-        compiled = make(variant, f"--keep-cubin --dump-dir={work}")
+        with artifact_kept("cubin", Path(work)):
+            compiled = compiling()
         exported = Path(work) / "kernel.o"
-        compiled.export_to_c(str(exported), function_name=variant.name)
+        compiled.export_to_c(str(exported), function_name=name)
         done = subprocess.run(
             [cc, "-shared", "-o", str(library), str(exported)], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise RuntimeError(f"cannot link {variant.name}: {done.stderr.strip()[-1000:]}")
+            raise RuntimeError(f"cannot link {name}: {done.stderr.strip()[-1000:]}")
         cubin: bytes = compiled.artifacts.CUBIN
     return cubin
 

@@ -220,9 +220,7 @@ def _built(make: Callable[[], Any], work: Path) -> Iterator[tuple[str, bytes]]:
     """Compile, export and link in the folder ``work``."""
     from impl.cute.emulator.host import FUNCTION, link
 
-    with _ptx_kept(work), warnings.catch_warnings():
-        # What the kernels use of an older DSL is theirs to know.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with artifact_kept("ptx", work):
         compiled = make()
     exported, library = work / "host.o", work / _LIBRARY
     compiled.export_to_c(str(exported), function_name=FUNCTION)
@@ -236,8 +234,8 @@ _COMPILING = threading.RLock()
 
 
 @contextmanager
-def _ptx_kept(folder: Path) -> Iterator[None]:
-    """Have ``cute.compile`` keep the PTX, in ``folder``; its options say nothing else than before."""
+def artifact_kept(what: str, folder: Path) -> Iterator[None]:
+    """Have ``cute.compile`` keep its ``ptx`` or ``cubin``, in ``folder``; no other option changes."""
     try:
         cute: Any = importlib.import_module("cutlass.cute")
     except ImportError as error:
@@ -248,10 +246,13 @@ def _ptx_kept(folder: Path) -> Iterator[None]:
         original = cute.compile
 
         def compiling(*arguments: Any, options: str = "", **named: Any) -> Any:
-            return original(*arguments, options=f"{options} --keep-ptx --dump-dir={folder}", **named)
+            return original(*arguments, options=f"{options} --keep-{what} --dump-dir={folder}", **named)
 
         cute.compile = compiling
         try:
-            yield
+            with warnings.catch_warnings():
+                # What the kernels use of an older DSL is theirs to know.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                yield
         finally:
             cute.compile = original
