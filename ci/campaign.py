@@ -1,7 +1,7 @@
 """``kdafuzz fuzz``: plan from options, live progress, the table, and the exit code."""
 
 import os
-import secrets
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -13,65 +13,36 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ci.asked import Asked, from_options, resumed
 from ci.executor import SuiteError
 from ci.failures import require_writable
 from ci.fuzz import Row, Run
-from ci.known import read_known
+from ci.gpus import seats
 from ci.processes import PIPE_BROKEN, TerminatedError
 from ci.query import probe
 from ci.report import describe
-from ci.worker import Options
-from impl.contract import OPERATIONS, Domain, UnavailableError
-from impl.devices.registry import default
-from impl.registry import split
+from ci.reporting.demands import Demands
+from ci.reporting.fuzz import summary
+from ci.reporting.publish import Outlets
+from ci.stale import recheck
+from impl.contract import Domain, UnavailableError
+from impl.cute.emulator.settings import SCHEDULES_VARIABLE
 from oracle.buckets import BUCKETS
 
 
-def command(
-    *,
-    implementations: str,
-    operations: str,
-    examples: int,
-    minutes: float | None,
-    seed: int | None,
-    device: str | None,
-    jobs: int | None,
-    save: Path,
-    palette: int | None,
-    timeout: float,
-    keep_going: bool,
-    no_known: bool,
-    json_path: Path | None,
-) -> int:
+def command(*, json_path: Path | None, **given: Any) -> int:
     """Run what the options ask for; returns the exit code."""
-    names = split(implementations)
-    device = device or default(names)
-    options = Options(
-        implementations=names,
-        operations=_operations(operations),
-        device=device,
-        examples=examples,
-        minutes=minutes,
-        seed=secrets.randbelow(2**31) if seed is None else seed,
-        jobs=jobs or _jobs(device),
-        save=save,
-        palette=default_palette(device, examples) if palette is None else palette,
-        timeout=timeout,
-        keep_going=keep_going,
-        known=() if no_known else read_known(),
-    )
-    require_writable(save, "--save")
+    demands, outlets = Demands.asked(), Outlets.claimed()
+    asked = resumed(**given) if given["resume"] is not None else from_options(**given)
+    options = asked.options
+    demands.check_device(options.device)
+    require_writable(options.save, "--save")
     if json_path is not None:
         require_writable(json_path, "--json")
     out = console()
-    out.print(
-        f"kdafuzz fuzz: {', '.join(options.implementations)} on {device}, "
-        f"{f'{minutes:g} minutes' if minutes else f'{examples} examples each'}, {options.jobs} processes, "
-        f"seed {options.seed}" + (f", palette of {options.palette} variants" if options.palette else ""),
-        markup=False,
-    )
-    out.print("loading (a release of vLLM is downloaded on its first use) ..")
-    run = _prepare(options)
+    for line in asked.told():
+        out.print(line, soft_wrap=True, markup=False)
+    run = _prepare(asked)
     stopped: KeyboardInterrupt | SuiteError | None = None
     try:
         with _Display(out) as display:
@@ -81,12 +52,18 @@ def command(
     _print(out, run)
     if json_path is not None:
         _write_json(json_path, run)
+    passing = [] if stopped else recheck(run)
+    warnings = outlets.publish(summary(run, passing, _problem(run, demands, stopped)))
+    for line in (*passing, *warnings):
+        out.print(f"warning: {line}", soft_wrap=True, markup=False)
     if isinstance(stopped, KeyboardInterrupt):
         out.print("interrupted; the table shows what was done")
+        resume = shlex.join(["kdafuzz", "fuzz", "--resume", str(asked.log.path)])
+        out.print(f"to go on: {resume}", soft_wrap=True, markup=False)
         return 143 if isinstance(stopped, TerminatedError) else 130
     if stopped is not None:
         raise stopped
-    return _exit_code(run)
+    return _conclude(run, demands)
 
 
 def console() -> Console:
@@ -104,26 +81,9 @@ class _Console(Console):
         raise SystemExit(PIPE_BROKEN)
 
 
-def _operations(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    unknown = [name for name in names if name not in OPERATIONS]
-    if unknown or not names:
-        raise UnavailableError(f"unknown operation {text!r}; --op takes a list of {', '.join(OPERATIONS)}")
-    return names
-
-
-def _jobs(device: str) -> int:
-    cores = len(os.sched_getaffinity(0))
-    return min(cores, 16) if device == "cuda" else cores
-
-
-def default_palette(device: str, examples: int) -> int:
-    """Distinct kernel variants a run of ``examples`` may ask for; 0 where nothing is compiled."""
-    return 0 if device == "cpu" else max(16, min(256, examples // 50))
-
-
-def _prepare(options: Options) -> Run:
+def _prepare(asked: Asked) -> Run:
     """Ask every implementation what it offers; a lacking operation becomes a line of the table."""
+    options, past = asked.options, asked.past
     versions: dict[str, str] = {}
     domains: dict[tuple[str, str], Domain] = {}
     absent: dict[tuple[str, str], str] = {}
@@ -135,7 +95,18 @@ def _prepare(options: Options) -> Run:
                 domains[name, operation] = offer.domains[operation]
             else:
                 absent[name, operation] = offer.absent.get(operation, f"{name} does not offer {operation}")
-    run = Run(options, versions, domains)
+    ran = versions | {name: os.environ[name] for name in (SCHEDULES_VARIABLE,) if name in os.environ}
+    if past is None:
+        asked.log.begin(options, ran, no_known=asked.no_known)
+    elif past.versions != ran:
+        raise UnavailableError(
+            f"cannot resume {asked.log.path}: it ran {past.versions}; found {ran}. Start a new run"
+        )
+    else:
+        asked.log.resume(past)
+        for suspect in asked.suspects:
+            suspect.unlink(missing_ok=True)  # its part of the search is done again
+    run = Run(options, versions, domains, seats=seats(asked.gpus, options.jobs), log=asked.log, past=past)
     for key, why in absent.items():
         run.rows[key].absent = why
     return run
@@ -198,7 +169,7 @@ def _print(out: Console, run: Run) -> None:
     for row in run.rows.values():
         table.add_row(*_cells(row))
     out.print(table)
-    for line in _findings(run):
+    for line in (*_findings(run), *run.notes):
         out.print(line, soft_wrap=True, markup=False)
     for row in run.rows.values():
         if row.absent or row.stopped:
@@ -278,6 +249,27 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(sum(row.tally.known.values())),
         f"[red]{len(row.failures)}[/red]" if row.failures else "0",
     )
+
+
+def _problem(run: Run, demands: Demands, stopped: BaseException | None) -> str:
+    """Why a run's failures are not all there is to say of it, if so."""
+    if stopped is not None:
+        return str(stopped) or "interrupted"
+    try:
+        _conclude(run, demands)
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
+def _conclude(run: Run, demands: Demands) -> int:
+    """The exit code; ``UnavailableError`` where it would be 0 for too little."""
+    code = _exit_code(run)
+    judged = {key: row.tally.examples for key, row in run.rows.items() if not row.absent}
+    unmet = demands.unmet(judged)
+    if unmet and not code:
+        raise UnavailableError("; ".join(unmet))
+    return code
 
 
 def _exit_code(run: Run) -> int:

@@ -10,6 +10,7 @@ from impl.devices.base import Device
 from impl.observe import observe
 from oracle.calls.serve import Serve
 from oracle.case import Case, Graph, Split, image
+from oracle.diagnosis import diagnose
 from oracle.expect import expect
 from oracle.expectation import Expected, Observation
 from oracle.judge import Problem, Verdict, judge
@@ -52,7 +53,10 @@ def _judged(
         raise UnavailableError(f"{implementation.name}: {error}") from None
     expected = expect(case, values, declared)
     axes = {name: spec.axes for name, spec in case.call.results().items()}
-    return expected, seen, judge(expected, seen, axes)
+    verdict = judge(expected, seen, axes)
+    if not verdict.ok:
+        verdict = replace(verdict, cause=diagnose(case, values, expected, seen, verdict))
+    return expected, seen, verdict
 
 
 def crashed(text: str, kind: str = "crash") -> Verdict:

@@ -16,7 +16,7 @@ from typing import IO, TypeVar
 import msgspec
 import torch
 
-from ci.check import check
+from ci.leaks import check_memory_too
 from ci.processes import adopt_orphans, die_with_parent, kill_children
 from impl.contract import UnavailableError
 from oracle.case import Case
@@ -59,7 +59,8 @@ def _receive(stream: IO[bytes], kind: type[M]) -> M | None:
 
 def main() -> None:
     """Serve until the input ends."""
-    die_with_parent(int(sys.argv[1]))
+    # 0: what lies between us and the executor, such as a sanitizer, is our parent, and ends with it.
+    die_with_parent(int(sys.argv[1]) or os.getppid())
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -88,7 +89,9 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
         _restore_after_deaths(replies)
     while case := _receive(requests, Case):
         try:
-            reply = Reply(check(case, implementation, device))
+            reply = Reply(check_memory_too(case, implementation, device))
+        except MemoryError:
+            reply = Reply(unavailable="there is not enough memory here to judge the case")
         except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
             reply = _failed(error)
         send(replies, reply)

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 
 import click
 
+from ci.bisect.exits import StepCommand
 from ci.executor import SuiteError
 from ci.processes import PIPE_BROKEN, TerminatedError, raise_on_sigterm
+from ci.sanitize import TOOLS
 from impl.contract import OPERATIONS, UnavailableError, one_line
 from impl.cute.emulator.settings import DEFAULT_SCHEDULES, SCHEDULES_VARIABLE, parse_schedules
 from impl.devices.registry import NAMES
@@ -77,6 +79,12 @@ def _set_schedules(context: click.Context, param: click.Parameter, value: str | 
     context.call_on_close(restore)
 
 
+sanitize_option = click.option(
+    "--sanitize",
+    type=click.Choice(TOOLS),
+    help="Run kernels behind this tool of NVIDIA's compute-sanitizer (a GPU, and patience).",
+)
+
 schedules_option = click.option(
     "--schedules",
     expose_value=False,
@@ -124,8 +132,11 @@ def doctor(implementations: str, kernels: bool, arches: str, windows: str) -> No
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: a new one, printed]")
 @device_option
 @schedules_option
+@sanitize_option
 @click.option(
-    "--jobs", type=click.IntRange(1, 512), help="Worker processes.  [default: one a core, 16 on a GPU]"
+    "--jobs",
+    type=click.IntRange(1, 512),
+    help="Worker processes.  [default: one a core, on GPUs what fits them]",
 )
 @click.option(
     "--save",
@@ -146,6 +157,13 @@ def doctor(implementations: str, kernels: bool, arches: str, windows: str) -> No
     show_default=True,
     help="Seconds for one case before it counts as hung.",
 )
+@click.option(
+    "--shrink-seconds",
+    type=Number(0, 86400),
+    default=90.0,
+    show_default=True,
+    help="How long Hypothesis may shrink a failing case, before rows, heads and tokens go; 0: neither.",
+)
 @click.option("--keep-going", is_flag=True, help="Go on with an implementation after its first failure.")
 @click.option("--no-known", is_flag=True, help="Report known findings (corpora/known.toml) as failures too.")
 @click.option(
@@ -154,11 +172,27 @@ def doctor(implementations: str, kernels: bool, arches: str, windows: str) -> No
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the results, every example's ratio included.",
 )
-def fuzz(**given: Any) -> None:
+@click.option(
+    "--resume",
+    metavar="LOG|latest",
+    help="Go on with a run that was cut short: its log, SAVE/runs/*.jsonl, or the latest there.",
+)
+@click.pass_context
+def fuzz(context: click.Context, **given: Any) -> None:
     """Draw cases, run them, judge every byte; shrink and save what fails."""
     from ci.campaign import command
 
+    if given["resume"] is not None:
+        _refuse_beside_resume(context, "jobs", "save", "json_path", "schedules")
     sys.exit(command(**given))
+
+
+def _refuse_beside_resume(context: click.Context, *allowed: str) -> None:
+    """What a run was asked is in its log."""
+    for option in context.command.params:
+        chosen = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if chosen and option.name not in ("resume", *allowed):
+            raise click.UsageError(f"--resume goes on as the run was asked; leave out {option.opts[0]}")
 
 
 @cli.command()
@@ -166,6 +200,7 @@ def fuzz(**given: Any) -> None:
 @implementation_option("")
 @device_option
 @schedules_option
+@sanitize_option
 @click.option(
     "--timeout",
     type=Number(0.1, 86400),
@@ -173,7 +208,9 @@ def fuzz(**given: Any) -> None:
     show_default=True,
     help="Seconds for one case.",
 )
-def replay(paths: tuple[str, ...], implementations: str, device: str | None, timeout: float) -> None:
+def replay(
+    paths: tuple[str, ...], implementations: str, device: str | None, timeout: float, sanitize: str | None
+) -> None:
     """Judge saved cases again; by default on the implementation that failed when each was saved.
 
     A failure that corpora/known.toml explains is KNOWN and counts as clean; the case of a known
@@ -181,7 +218,129 @@ def replay(paths: tuple[str, ...], implementations: str, device: str | None, tim
     """
     from ci.replay import command
 
-    sys.exit(command(paths, implementations, device, timeout))
+    sys.exit(command(paths, implementations, device, timeout, sanitize or ""))
+
+
+def judging_options(function: F) -> F:
+    """The options that say how one item of a bisection is judged."""
+    options = (
+        device_option,
+        schedules_option,
+        click.option("--repeats", type=click.IntRange(1, 1000), default=3, help="Judgements of each item."),
+        click.option("--metric", type=click.Choice(["ratio"]), help="Go by a number; needs --threshold."),
+        click.option("--threshold", type=Number(0, 1e300), help="A larger ratio is bad."),
+        click.option(
+            "--mixed",
+            type=click.Choice(["skip", "bad"]),
+            default="skip",
+            help="What judgements that disagree mean.  [default: skip, they tell nothing]",
+        ),
+        click.option(
+            "--timeout",
+            type=Number(0.1, 86400),
+            default=60.0,
+            show_default=True,
+            help="Seconds for one case.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _judging(given: dict[str, Any]) -> dict[str, Any]:
+    """Those options as the commands take them."""
+    metric, threshold = given.pop("metric"), given.pop("threshold")
+    if (metric is None) != (threshold is None):
+        raise click.UsageError("--metric ratio and --threshold go together")
+    return given | {"threshold": threshold, "any_run": given.pop("mixed") == "bad"}
+
+
+@cli.command()
+@click.argument("case", required=False, metavar="CASE")
+@click.option("--repo", type=click.Path(path_type=Path, file_okay=False), help="A checkout of vLLM.")
+@click.option("--good", metavar="REV", help="Of --repo: a revision that passes.")
+@click.option("--bad", metavar="REV", help="Of --repo: one that fails, older or newer.")
+@click.option("--first-parent", is_flag=True, help="Of --repo: of merges, follow the first parent alone.")
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    help="Of --repo: only revisions that touch this; again for more.  [default: all that can be loaded]",
+)
+@click.option("--versions", metavar="A..B", help="Releases of vLLM, at hand or on the package index.")
+@click.option(
+    "--wheels", type=click.Path(path_type=Path, file_okay=False), help="A folder with wheels of vLLM."
+)
+@click.option(
+    "--package",
+    metavar="NAME=A..B|NAME=A,B,..",
+    help="Versions of a package beside one implementation, as triton=3.6.0..3.7.1.",
+)
+@click.option(
+    "--impl",
+    "implementation",
+    default="",
+    help="vllm or vllm:cute; with --package any.  [default: vllm; triton; cute for nvidia-cutlass-dsl]",
+)
+@judging_options
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".kdafuzz/bisect"),
+    show_default=True,
+    help="Where logs and plots go.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="The SVG.  [default: beside the log]"
+)
+@click.option("--resume", metavar="LOG|latest", help="Go on with a bisection that was cut short.")
+@click.pass_context
+def bisect(context: click.Context, case: str | None, **given: Any) -> None:
+    """Find where CASE (a path or an id) began to fail, or ceased to.
+
+    Both ends are judged first; where one tells nothing, another is looked for. The answer and its
+    parents are judged once more. Exit codes: 0 one item, proven;
+    1 one of several, or not proven; 2 could not run.
+    """
+    from ci.bisect.command import Where, command, resume
+
+    if given["resume"] is not None:
+        _refuse_beside_resume(context, "save", "plot")
+        sys.exit(resume(given["resume"], given["save"], given["plot"]))
+    del given["resume"]
+    if case is None:
+        raise click.UsageError("Missing argument 'CASE'.")
+    names = ("repo", "good", "bad", "first_parent", "paths", "versions", "wheels", "package")
+    where = {name: given.pop(name) for name in names}
+    if sum(where[name] is not None for name in ("repo", "versions", "wheels", "package")) != 1:
+        raise click.UsageError("needs one of --repo, --versions, --wheels and --package")
+    of_repo = ("good", "bad") if where["repo"] is not None else ()
+    if any((where[name] is None) == (name in of_repo) for name in ("good", "bad")):
+        raise click.UsageError("--repo, --good and --bad go together")
+    if where["repo"] is None and (where["first_parent"] or where["paths"]):
+        raise click.UsageError("--first-parent and --path go with --repo")
+    sys.exit(command(case, Where(**where), given.pop("implementation"), **_judging(given)))
+
+
+@cli.command("bisect-step", cls=StepCommand)
+@click.argument("case", metavar="CASE")
+@click.option("--impl", "implementation", default="vllm:.", show_default=True, help="What to judge.")
+@judging_options
+@click.option(
+    "--like",
+    default="",
+    metavar="FAILURE",
+    help="Only this failure is bad, as a step prints it; another one tells nothing.",
+)
+def bisect_step(case: str, implementation: str, **given: Any) -> None:
+    """Judge CASE once, for git bisect run: in a checkout of vLLM, which is not built.
+
+    Exit codes: 0 good, 1 bad, 125 cannot tell, 255 the suite or the call is at fault.
+    """
+    from ci.bisect.step import command
+
+    sys.exit(command(case, implementation, **_judging(given)))
 
 
 @cli.command()
@@ -263,6 +422,55 @@ def corpus_check(folder: Path | None) -> None:
     from ci.corpus import command
 
     sys.exit(command(folder))
+
+
+@corpus.command("add")
+@click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--why", required=True, help="What the case is there to show.")
+@click.option("--name", "words", required=True, help="A few words for its file name.")
+@click.option("--to", "folder", type=click.Path(path_type=Path, file_okay=False), help="[default: corpora]")
+def corpus_add(path: Path, why: str, words: str, folder: Path | None) -> None:
+    """Put a saved case into the corpus."""
+    from ci.corpus import add
+
+    sys.exit(add(path, why, folder, words))
+
+
+@corpus.command("dedupe")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--remove", is_flag=True, help="Remove the others.")
+def corpus_dedupe(folder: Path, remove: bool) -> None:
+    """Of failing cases of one kind (implementation, path, stage, tensor) in FOLDER keep the smallest."""
+    from ci.corpus import dedupe
+
+    sys.exit(dedupe(folder, remove=remove))
+
+
+@cli.command("minimize")
+@click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
+@implementation_option("")
+@device_option
+@click.option(
+    "--timeout", type=Number(0.1, 86400), default=60.0, show_default=True, help="Seconds for one case."
+)
+@click.option(
+    "--seconds", type=Number(0, 86400), default=300.0, show_default=True, help="Seconds for all of it."
+)
+@click.option(
+    "--save",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".kdafuzz/failures"),
+    show_default=True,
+    help="Where the smallest case goes.",
+)
+def minimize_case(
+    path: Path, implementations: str, device: str | None, timeout: float, seconds: float, folder: Path
+) -> None:
+    """Make a failing case smaller: fewer rows, heads and tokens, then plainer memory and values."""
+    from ci.smaller import command
+
+    sys.exit(command(path, implementations, device, timeout, seconds, folder))
 
 
 def main() -> None:

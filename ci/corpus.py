@@ -1,13 +1,15 @@
-"""``kdafuzz corpus check``: every case file readable, named by its content, small and explained."""
+"""``kdafuzz corpus``: check a folder of cases, add one to it, keep one of each kind of failure."""
 
 from pathlib import Path
 
 from ci.campaign import console
-from ci.failures import CORPORA, case_id
+from ci.failures import CORPORA, case_id, file_name, load, write_atomically
 from ci.known import problems_of
-from ci.replay import load
+from ci.minimize import measure
+from impl.contract import one_line
 from oracle.case import Case
-from oracle.codec import CaseError, CaseFile
+from oracle.codec import CaseError, CaseFile, dumps
+from oracle.values import checksum
 
 MAX_CASE_BYTES = 2048
 
@@ -30,9 +32,56 @@ def command(folder: Path | None) -> int:
             unusable.append(str(error))
     unusable += problems_of(root / "known.toml", cases)
     for line in (*unusable, *against):
-        out.print(line, markup=False)
+        out.print(one_line(line, 1000), markup=False)
     out.print(f"{len(files)} cases, {len(unusable)} unusable, {len(against)} against the rules")
     return 2 if unusable else 1 if against else 0
+
+
+def add(path: Path, why: str, folder: Path | None, words: str) -> int:
+    """Put a saved case into a corpus, named by its content, with why it is there."""
+    out, root, entry = console(), folder or CORPORA, load(path)
+    placed = root / file_name(entry.case, words)
+    twins = sorted(placed.parent.glob(f"*-{case_id(entry.case)}.json"))
+    if twins:
+        raise CaseError(f"{path}: the corpus has this case already: {twins[0]}")
+    made = CaseFile(
+        kdafuzz=entry.kdafuzz, case=entry.case, checksum=checksum(entry.case), why=why, found=entry.found
+    )
+    if len(dumps(made)) > MAX_CASE_BYTES:
+        raise CaseError(
+            f"{path}: {len(dumps(made))} bytes, at most {MAX_CASE_BYTES}; kdafuzz minimize it first"
+        )
+    write_atomically(placed, dumps(made))
+    out.print(f"added {placed}", soft_wrap=True, markup=False)
+    return 0
+
+
+def dedupe(folder: Path, *, remove: bool) -> int:
+    """Of failing cases that agree in implementation, path taken and signature, keep the smallest.
+
+    The signature is the first problem's kind, stage and tensor, as it was saved with the case.
+    """
+    out = console()
+    groups: dict[tuple[str, str, str, str], list[tuple[Path, Case]]] = {}
+    for file in sorted(file for file in folder.rglob("*.json") if not file.is_dir()):
+        entry = load(file)
+        told = entry.found
+        key = (entry.case.op, told.get("implementation", ""), told.get("path", ""), told.get("signature", ""))
+        # Without a signature nothing is known of it, so it is one of its own.
+        groups.setdefault(key if key[3] else (*key[:3], str(file)), []).append((file, entry.case))
+    others = 0
+    for key, members in groups.items():
+        (kept, _), *rest = sorted(members, key=lambda member: (measure(member[1]), str(member[0])))
+        others += len(rest)
+        what = " ".join(part for part in key if part and part != str(kept))
+        out.print(f"{len(members)} of {what}: keep {kept}", soft_wrap=True, markup=False)
+        for file, _ in rest:
+            if remove:
+                file.unlink()
+            out.print(f"    {'removed' if remove else 'could go:'} {file}", soft_wrap=True, markup=False)
+    hint = "" if remove else " (--remove removes them)"
+    out.print(f"{len(groups)} kinds of failure, {others} further cases{hint}")
+    return 0
 
 
 def rules_broken(file: Path, root: Path) -> list[str]:

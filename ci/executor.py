@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import math
 import os
+import secrets
 import select
 import signal
 import struct
@@ -10,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -17,13 +21,17 @@ import msgspec
 
 from ci.check import crashed
 from ci.child import Hello, Reply, send
+from ci.journal import Journal
 from ci.processes import ending
+from ci.sanitize import SLOWER, Log, Sanitizer, judged
 from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.judge import Verdict
 
 START_SECONDS = 600.0
 """For loading an implementation: imports, and perhaps a download of some hundred megabytes."""
+EFFORT_A_SECOND = {"cpu": 80.0, "emulator": 800.0}
+"""How much of a call's ``effort`` a device without a GPU gets done, on a busy machine."""
 _MAX_REPLY_BYTES = 1 << 24
 _LOOK_SECONDS = 1.0
 """How often a silent child is looked at: a process that it left behind may keep its pipe open."""
@@ -38,12 +46,33 @@ class Executor:
 
     ``check`` never raises for what a kernel does: a dead child gives a verdict of kind
     ``crash`` and a silent one, after ``timeout`` seconds, of kind ``hang``. Either way the
-    next case gets a new child. Use it as a context manager, in one thread: the child ends
-    with the thread that started it.
+    next case gets a new child. ``journal`` is told what runs, and a
+    ``sanitizer`` watches it; ``python`` is the child's interpreter, and ``environment`` what its
+    variables have on top of ours. Use it as a context manager, in one thread: the child ends with
+    the thread that started it.
     """
 
-    def __init__(self, implementation: str, device: str, *, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        implementation: str,
+        device: str,
+        *,
+        timeout: float = 60.0,
+        journal: Journal | None = None,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        sanitizer: Sanitizer | None = None,
+    ) -> None:
         self.implementation, self._device, self._timeout = implementation, device, timeout
+        self._python, self._environment = python, dict(environment or {})
+        self._journal = journal
+        self._sanitizer = sanitizer
+        if sanitizer is not None:
+            self._timeout *= SLOWER
+            self._environment |= sanitizer.environment()
+        self._logs: tempfile.TemporaryDirectory[str] | None = None
+        self._log: Log | None = None
+        self._judged = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
 
@@ -55,11 +84,11 @@ class Executor:
         # Whatever the child appends stays short: the file is emptied before every case.
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ci.child", str(os.getpid())],
+            self._command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
             process_group=0,  # so that what a kernel starts is stopped with it
         )
         try:
@@ -70,19 +99,77 @@ class Executor:
         if isinstance(loaded, Verdict):
             raise UnavailableError(f"{self.implementation}: loading failed: {loaded.problems[0].text}")
 
+    def _command(self) -> list[str]:
+        """The child's command line; behind a sanitizer, whatever that puts between is its parent."""
+        child = [self._python, "-P", "-m", "ci.child"]
+        if self._sanitizer is None:
+            return [*child, str(os.getpid())]
+        if self._logs is None:
+            self._logs = tempfile.TemporaryDirectory(prefix="kdafuzz-")
+        self._log = Log(Path(self._logs.name) / secrets.token_hex(8))
+        return [*self._sanitizer.command(self._log.path), *child, "0"]
+
     def check(self, case: Case) -> Verdict:
         """Judge ``case``. ``UnavailableError``: it cannot run here; ``SuiteError``: our own fault."""
+        self._require_time(case)
+        if self._journal is None:
+            return self._check(case)
+        self._journal.start(case)
+        try:
+            return self._check(case)
+        finally:
+            self._journal.end()
+
+    def _require_time(self, case: Case) -> None:
+        """Refuse what would only run into the timeout: that would be called a hang."""
+        rate = EFFORT_A_SECOND.get(self._device, math.inf)
+        if case.call.effort > max(self._timeout, 60.0) * rate:
+            raise UnavailableError(
+                f"the case would take {self._device} about {case.call.effort / rate:.0f} s; "
+                "raise --timeout or use --device cuda"
+            )
+
+    def _check(self, case: Case) -> Verdict:
+        """The verdict, of a second process if the first had no memory left for the case."""
+        before = self._judged
+        verdict = self._verdict(case)
+        if not _out_of_memory(verdict) or not before:
+            return verdict
+        self.close()
+        verdict = self._verdict(case)
+        if _out_of_memory(verdict):
+            return verdict
+        return crashed(
+            f"out of GPU memory in a process that had judged {before} cases; in a new process this one has "
+            "enough: memory is kept from call to call",
+            "leak",
+        )
+
+    def _verdict(self, case: Case) -> Verdict:
         self.start()
         assert self._errors is not None
         self._errors.truncate(0)
+        self._judged += 1
+        log = self._log  # of this child, whatever becomes of it
         reply = self._ask(case, self._timeout)
         if isinstance(reply, Verdict):
-            return reply
+            return self._with_reports(reply, log)
         if reply.verdict is None:
             raise SuiteError("the child process gave no verdict")
+        verdict = self._with_reports(reply.verdict, log)
         if any("CUDA error" in problem.text for problem in reply.verdict.problems):
             self.close()  # the error sticks to the process; the next case needs a new one
-        return reply.verdict
+        return verdict
+
+    def _with_reports(self, verdict: Verdict, log: Log | None) -> Verdict:
+        """The verdict with what the sanitizer says of the case."""
+        if self._sanitizer is None or log is None:
+            return verdict
+        reports = log.reports(patience=0.2 if verdict.ok else 5.0)
+        lost = next((report for report in reports if report.failure), None)
+        if lost is not None:
+            raise SuiteError(f"the sanitizer lost track: {lost.describe()}")
+        return judged(verdict, self._sanitizer.tool, reports)
 
     def kill(self) -> None:
         """End the case that is running, if one is; its verdict will be a crash. For signal handlers."""
@@ -99,7 +186,16 @@ class Executor:
                 with contextlib.suppress(OSError):  # a dead child's unsent bytes
                     assert stream is not None
                     stream.close()
-        self._child = None
+        self._child, self._judged = None, 0
+
+    def finish(self) -> None:
+        """Stop the child for good, and put the journal and the sanitizer's logs away."""
+        self.close()
+        if self._logs is not None:
+            self._logs.cleanup()
+            self._logs = None
+        if self._journal is not None:
+            self._journal.close()
 
     def __enter__(self) -> "Executor":
         return self
@@ -107,7 +203,7 @@ class Executor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.finish()
 
     def _ask(self, message: Hello | Case, timeout: float) -> Reply | Verdict:
         """The child's answer, or the verdict on a child that gave none."""
@@ -130,6 +226,7 @@ class Executor:
         if reply.broken:
             raise SuiteError(reply.broken)
         if reply.died is not None:
+            self._judged = 0
             return crashed(ending(reply.died, self._last_words()))
         return reply
 
@@ -176,6 +273,10 @@ class Executor:
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 4096))
         return self._errors.read()
+
+
+def _out_of_memory(verdict: Verdict) -> bool:
+    return any(p.kind == "raised" and "out of memory" in p.text for p in verdict.problems)
 
 
 def _ended(pid: int) -> bool:

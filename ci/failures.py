@@ -8,8 +8,9 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from oracle.case import Case
-from oracle.codec import SCHEMA, CaseError, CaseFile, canonical, dumps
+from impl.contract import one_line
+from oracle.case import Case, image
+from oracle.codec import SCHEMA, CaseError, CaseFile, canonical, dumps, read
 from oracle.judge import Verdict
 from oracle.values import checksum
 
@@ -35,11 +36,21 @@ def save(folder: Path, case: Case, verdict: Verdict, found: dict[str, str]) -> P
     parts = [found.get("implementation", ""), problem.stage or problem.kind, problem.tensor]
     words = " ".join(dict.fromkeys(parts))
     path = folder / file_name(case, words)
-    entry = CaseFile(
-        kdafuzz=SCHEMA, case=case, checksum=checksum(case), found={**found, "problem": problem.describe()}
-    )
+    entry = CaseFile(kdafuzz=SCHEMA, case=case, checksum=checksum(case), found=found | _told(verdict))
     write_atomically(path, dumps(entry))
     return path
+
+
+def _told(verdict: Verdict) -> dict[str, str]:
+    """What a saved case says of its verdict; ``signature`` is the same for failures of one kind."""
+    problem = verdict.problems[0]
+    told = {
+        "problem": problem.describe(),
+        "signature": " ".join(filter(None, (problem.kind, problem.stage, problem.tensor))),
+        "path": verdict.path,
+        "cause": verdict.cause,
+    }
+    return {name: text for name, text in told.items() if text}
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -92,6 +103,26 @@ def locate(text: str, folders: tuple[Path, ...] = (FAILURES, CORPORA)) -> list[P
     if not matches:
         raise CaseError(f"{text}: no case of this id in {' or '.join(map(str, folders))}")
     return matches[:1]
+
+
+def load(path: Path) -> CaseFile:
+    """Read a case file and make sure that this build makes the values it was saved with."""
+    entry = read(path)
+    try:
+        if entry.case.relation is not None:
+            image(entry.case)
+        built = checksum(entry.case)
+    except ValueError as error:
+        raise CaseError(f"{path}: {one_line(error)}") from None
+    except MemoryError:
+        raise CaseError(f"{path}: there is not enough memory for its values") from None
+    if entry.checksum and built != entry.checksum:
+        saved = one_line(entry.checksum, 40)
+        raise CaseError(
+            f"{path}: this build makes other values (checksum {built}, saved {saved}); use the kdafuzz that "
+            "saved it"
+        )
+    return entry
 
 
 def replay_line(path: Path, implementation: str, device: str) -> str:

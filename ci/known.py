@@ -17,11 +17,11 @@ from ci.failures import CORPORA, case_id
 from impl.contract import OPERATIONS, one_line
 from oracle.buckets import BUCKETS, buckets
 from oracle.case import Case, image
-from oracle.codec import CaseError
+from oracle.codec import CaseError, content
 from oracle.judge import STAGES, Verdict
 
 LIST = CORPORA / "known.toml"
-ALL_STAGES = (*STAGES, "frame", "path", "stray", "raised", "crash", "hang")
+ALL_STAGES = (*STAGES, "frame", "path", "stray", "raised", "crash", "hang", "leak", "sanitizer")
 """What a verdict may name as the first stage to diverge."""
 
 
@@ -121,8 +121,10 @@ def _entries(path: Path) -> tuple[list[tuple[int, Known]], list[str]]:
     if not path.exists():
         return [], []
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        table = tomllib.loads(content(path).decode())
+    except CaseError as error:
+        return [], [str(error)]
+    except (ValueError, RecursionError) as error:  # no TOML, no text, a number without end
         return [], [f"{path}: {one_line(error)}"]
     given = table.pop("known", [])
     problems = [f"{path}: unknown table {name!r}; it holds [[known]]" for name in table]

@@ -29,7 +29,7 @@ SEEDS = 12
 FEW_ROWS = 8
 """Batches up to this many rows are tried row by row; larger ones in parts first."""
 CALLS, SECONDS = 200, 30.0
-"""Judgements and time that one minimisation may take."""
+"""Judgements and time that one minimisation may take after a search."""
 
 
 def minimize(
@@ -39,15 +39,17 @@ def minimize(
     keep: Callable[[Case, Verdict], None] = lambda case, verdict: None,
     *,
     until: float = float("inf"),
+    calls: int = CALLS,
+    seconds: float = SECONDS,
 ) -> tuple[Case, Verdict]:
     """The smallest case found that fails in the same way (``signature``), and its verdict.
 
     ``keep`` is told of every smaller case at once. Ends early at ``until`` (a
-    ``time.monotonic`` moment) or when ``CALLS`` or ``SECONDS`` are spent. A candidate that the
+    ``time.monotonic`` moment) or when ``calls`` or ``seconds`` are spent. A candidate that the
     implementation does not take is passed over; what else ``judge`` raises passes through.
     """
-    calls, wanted = CALLS, signature(verdict)
-    until = min(until, time.monotonic() + SECONDS)
+    wanted = signature(verdict)
+    until = min(until, time.monotonic() + seconds)
     improved = True
     while improved:
         improved = False

@@ -24,6 +24,9 @@ class Offer(msgspec.Struct, frozen=True):
     absent: dict[str, str] = {}
     domains: dict[str, Domain] = {}
     devices: tuple[str, ...] = ()
+    gpu: str = ""
+    gpu_uuid: str = ""
+    """Of the GPU that was asked, as nvidia-smi writes them; nothing on other devices."""
     error: str = ""
 
 
@@ -76,7 +79,18 @@ def _answer(implementation: str, device: str) -> Offer:
         dict(found.absent),
         {operation: found.offered(operation) for operation in found.all_operations},
         found.devices,
+        *_gpu(device),
     )
+
+
+def _gpu(device: str) -> tuple[str, str]:
+    """Name and UUID of the GPU that a device is."""
+    if device != "cuda":
+        return "", ""
+    import torch
+
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return facts.name, f"{'MIG' if 'MIG' in facts.name.split() else 'GPU'}-{facts.uuid}"
 
 
 def main() -> None:

@@ -11,68 +11,62 @@ from rich.markup import escape
 
 from ci.campaign import console
 from ci.executor import Executor
-from ci.failures import case_id, locate
+from ci.failures import case_id, load, locate
 from ci.known import Known, explained, named, read_known, stale
 from ci.query import ask
 from ci.report import describe
-from impl.contract import UnavailableError
+from ci.sanitize import watching
+from impl.contract import UnavailableError, one_line
 from impl.devices.registry import default
 from impl.registry import split
-from oracle.case import Case, image
-from oracle.codec import CaseError, CaseFile, read
+from oracle.case import Case
+from oracle.codec import CaseFile
 from oracle.judge import Verdict
-from oracle.values import checksum
 
 
-def load(path: Path) -> CaseFile:
-    """Read a case file and make sure that this build makes the values it was saved with."""
-    entry = read(path)
-    try:
-        if entry.case.relation is not None:
-            image(entry.case)
-        built = checksum(entry.case)
-    except ValueError as error:
-        raise CaseError(f"{path}: {error}") from None
-    if entry.checksum and built != entry.checksum:
-        raise CaseError(
-            f"{path}: this build makes other values (checksum {built}, saved {entry.checksum}); use the "
-            "kdafuzz that saved it"
-        )
-    return entry
-
-
-def command(paths: tuple[str, ...], implementations: str, device: str | None, timeout: float) -> int:
+def command(
+    paths: tuple[str, ...], implementations: str, device: str | None, timeout: float, sanitize: str = ""
+) -> int:
     """Replay every path on every implementation; returns the exit code."""
     out = console()
     files = [file for text in paths for file in locate(text)]
-    entries = [(file, load(file)) for file in files]
     asked = split(implementations) if implementations else ()
+    entries = [(file, load(file)) for file in files]
     findings = _Findings(read_known())
     failed = ran = 0
     executors: dict[tuple[str, str], Executor] = {}
+
+    def executor_of(name: str, on: str) -> Executor:
+        if (name, on) not in executors:
+            executors[name, on] = Executor(name, on, timeout=timeout, sanitizer=watching(sanitize, on))
+        return executors[name, on]
+
     try:
         for name in asked:
             # What was asked for by name must be there; what a file names is skipped where it is not.
             on = device or default((name,))
-            executors[name, on] = Executor(name, on, timeout=timeout)
-            executors[name, on].start()
+            executor_of(name, on).start()
         for file, entry in entries:
-            names = asked or (entry.found.get("implementation", "triton"),)
-            for name in names:
+            for name in asked or (entry.found.get("implementation", "triton"),):
                 on = device or entry.found.get("device") or default((name,))
-                executor = executors.setdefault((name, on), Executor(name, on, timeout=timeout))
+                executor = executor_of(name, on)
                 try:
+                    split(name)  # which refuses names that cannot be shown; a file may have any
                     executor.start()
                     verdict = executor.check(entry.case)
                 except UnavailableError as error:
-                    told = escape(f"{case_id(entry.case)} {entry.case.op} {name}: {error}")
+                    what = f"{case_id(entry.case)} {entry.case.op} {one_line(name, 100)}"
+                    told = escape(f"{what}: {one_line(error, 1000)}")
                     out.print(f"[yellow]SKIP[/yellow] {told}", soft_wrap=True)
                     continue
                 ran += 1
                 failed += not _told(out, file, entry, name, on, verdict, findings)
     finally:
         for executor in executors.values():
-            executor.close()
+            executor.finish()
+    if len(entries) > 1:
+        for line in dict.fromkeys(findings.stale):
+            out.print(f"warning: {line}", soft_wrap=True, markup=False)
     if not ran:
         raise UnavailableError("nothing was run: every case was skipped")
     return 1 if failed else 0
@@ -84,6 +78,8 @@ class _Findings:
     def __init__(self, entries: tuple[Known, ...]) -> None:
         self._entries = entries
         self._versions: dict[tuple[str, str], str] = {}
+        self.stale: list[str] = []
+        """What was said of entries whose case passes; a long run ends with it."""
 
     def version(self, name: str, device: str) -> str:
         """What an implementation says it is; asked where a finding may speak of it, once."""
@@ -105,7 +101,10 @@ class _Findings:
             return ""
         version = self.version(name, device)
         entry = named(self._entries, name, version, case)
-        return stale(entry, name, version) if entry is not None else ""
+        if entry is None:
+            return ""
+        self.stale.append(stale(entry, name, version))
+        return self.stale[-1]
 
 
 def _told(

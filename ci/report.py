@@ -14,9 +14,14 @@ def describe(case: Case, verdict: Verdict, path: Path, implementation: str, devi
     """Lines: id and dimensions, path taken and first stage to diverge, problems, replay command."""
     relation = f", relation {type(case.relation).__name__}" if case.relation is not None else ""
     taken = f"path taken: {verdict.path}; " if verdict.path else ""
+    cause = (
+        f"; explained by the step before it: {verdict.cause}"
+        if verdict.cause not in ("", verdict.stage)
+        else ""
+    )
     lines = [
         f"case {case_id(case)}: {case.call.describe()}{relation}",
-        f"{taken}first stage to diverge: {verdict.stage}",
+        f"{taken}first stage to diverge: {verdict.stage}{cause}",
     ]
     lines += [problem.describe() for problem in verdict.problems[:SHOWN]]
     more = len(verdict.problems) - SHOWN

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import SearchStrategy
 
-from ci.minimize import minimize
+from ci.minimize import minimize, signature
 from oracle.buckets import buckets
 from oracle.case import Case
 from oracle.codec import canonical
@@ -26,7 +26,7 @@ class FoundError(AssertionError):
 
 
 class _StopError(BaseException):
-    """No verdict can be had: past Hypothesis, which would shrink any ordinary exception."""
+    """No verdict can be had, or kept: past Hypothesis, which would shrink any ordinary exception."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__()
@@ -99,7 +99,8 @@ class Search:
     ``until`` is a ``time.monotonic`` deadline for all of it, ``shrink_seconds`` how long
     Hypothesis may shrink (a crash costs a new process at every step); ``ci.minimize`` follows.
     ``known`` names the finding that explains a failing verdict: such a case is counted and the
-    search goes on, and no other failure is shrunk into one.
+    search goes on, and no other failure is shrunk into one. ``found`` is told of the first failing
+    case at once, and of every smaller one while it is being shrunk.
     """
 
     strategy: SearchStrategy[Case]
@@ -111,6 +112,7 @@ class Search:
     shrink_seconds: float = 90.0
     report: Callable[[Tally], None] = lambda _: None
     known: Explain = lambda case, verdict: ""
+    found: Callable[["Failure"], None] = lambda failure: None
 
 
 ROUND = 10
@@ -192,6 +194,7 @@ class _Recorder:
         """Whether the time ran out while a failing case was being shrunk."""
         self._search, self._until = search, search.until
         self._failing: dict[bytes, Failure] = {}
+        self._causes: dict[tuple[str, str, str], str] = {}
         self._steady: set[bytes] = set()
         """Cases that failed twice: Hypothesis asks up to six times, and each may take a whole timeout."""
         self._whole, self._part = Tally(), Tally()
@@ -216,6 +219,8 @@ class _Recorder:
         now = time.monotonic()
         part.executions += 1
         part.seconds += now - start
+        if not verdict.ok:
+            verdict = self._with_cause(verdict)
         finding = "" if verdict.ok else search.known(case, verdict)
         failed = not verdict.ok and not finding
         if self.failure is None:
@@ -228,6 +233,8 @@ class _Recorder:
             failing, failure = canonical(case), Failure(case, verdict)
             if failing in self._failing:
                 self._steady.add(failing)
+            if failing not in self._failing:
+                self._tell(replace(failure, shrunk=False))
             self._failing[failing] = failure
             self._fail(failure)
 
@@ -247,10 +254,23 @@ class _Recorder:
             for name, ratio in verdict.ratios.items():
                 part.by_tensor[name] = max(ratio, part.by_tensor.get(name, 0.0))
 
+    def _with_cause(self, verdict: Verdict) -> Verdict:
+        """The verdict, with the cause that a larger case of the same failure told if this one tells none."""
+        key = signature(verdict)
+        if verdict.cause:
+            self._causes.setdefault(key, verdict.cause)
+        return replace(verdict, cause=verdict.cause or self._causes.get(key, ""))
+
     def _fail(self, failure: Failure | None) -> None:
         if failure is not None:
             self.failure = failure
             raise FoundError(failure.verdict.stage)
+
+    def _tell(self, failure: Failure) -> None:
+        try:
+            self._search.found(failure)
+        except Exception as error:  # no verdict of the case, whatever Hypothesis would take it for
+            raise _StopError(error) from error
 
     def minimize(self) -> None:
         """Make the failing case smaller by the domain's own steps (``ci.minimize``)."""
@@ -264,7 +284,8 @@ class _Recorder:
             return replace(verdict, problems=()) if known else verdict
 
         def keep(case: Case, verdict: Verdict) -> None:
-            self.failure = Failure(case, verdict)
+            self.failure = Failure(case, self._with_cause(verdict))
+            self._search.found(replace(self.failure, shrunk=False))
 
         try:
             minimize(self.failure.case, self.failure.verdict, judge, keep, until=self._search.until)

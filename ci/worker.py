@@ -3,18 +3,20 @@
 import gc
 import multiprocessing
 import os
-import queue
 import signal
 import time
 import traceback
-from dataclasses import dataclass
-from multiprocessing.queues import Queue
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ci.executor import Executor, SuiteError
 from ci.failures import save
+from ci.journal import Journal
 from ci.known import Known, explained
 from ci.processes import TerminatedError, die_with_parent
+from ci.sanitize import watching
 from ci.search import Failure, InterruptedSearchError, Search, Tally, run
 from impl.contract import Domain, UnavailableError
 from oracle.case import Case
@@ -36,6 +38,8 @@ class Options:
     save: Path = Path(".kdafuzz/failures")
     palette: int = 0
     timeout: float = 60.0
+    shrink_seconds: float = 90.0
+    sanitize: str = ""
     keep_going: bool = False
     known: tuple[Known, ...] = ()
 
@@ -59,7 +63,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker tells: progress, a failure, a shard's end, or that it cannot go on."""
+    """What a worker tells: progress, a failure, a shard's end, or that it cannot go on.
+
+    A failure is told with its ``path``, at once and for every smaller case; the last before
+    ``done`` is the result.
+    """
 
     shard: Shard
     tally: Tally | None = None
@@ -99,21 +107,30 @@ class _Stop:
         """Have a child process for an implementation."""
         if self.executor is None or self.executor.implementation != implementation:
             self.close()
-            self.executor = Executor(implementation, options.device, timeout=options.timeout)
+            journal = Journal(options.save, implementation, options.device)
+            self.executor = Executor(
+                implementation,
+                options.device,
+                timeout=options.timeout,
+                journal=journal,
+                sanitizer=watching(options.sanitize, options.device),
+            )
 
     def close(self) -> None:
         """Stop the child process."""
         if self.executor is not None:
-            self.executor.close()
+            self.executor.finish()
 
 
 def work(
-    options: Options,
-    deadline: float | None,
-    tasks: "Queue[tuple[Shard, Domain] | None]",
-    events: "Queue[Event]",
+    options: Options, deadline: float | None, channel: Connection, environment: Mapping[str, str]
 ) -> None:
-    """A worker process: one shard after the other, one child process per implementation."""
+    """A worker process: one shard after the other, one child process per implementation.
+
+    It gets (shard, domain) pairs through ``channel``, of which it alone has this end, and None at
+    the end; it sends events. ``environment`` says which GPU is its own.
+    """
+    os.environ.update(environment)
     gc.freeze()  # Hypothesis collects garbage before every run; a tenth of a second for what is imported
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
@@ -121,15 +138,14 @@ def work(
     die_with_parent(os.getppid() if parent is None or parent.pid is None else parent.pid)
     try:
         while not stop.asked:
-            try:
-                task = tasks.get(timeout=0.5)
-            except queue.Empty:
+            if not channel.poll(0.5):
                 continue
+            task: tuple[Shard, Domain] | None = channel.recv()
             if task is None:
                 break
             stop.use(task[0].implementation, options)
-            _run_shard(options, deadline, *task, stop, events)
-    except KeyboardInterrupt:
+            _run_shard(options, deadline, *task, stop, channel)
+    except (KeyboardInterrupt, EOFError, BrokenPipeError):
         pass
     finally:
         stop.close()
@@ -141,7 +157,7 @@ def _run_shard(
     shard: Shard,
     domain: Domain,
     stop: _Stop,
-    events: "Queue[Event]",
+    channel: Connection,
 ) -> None:
     def keep(failure: Failure) -> None:
         found = {"implementation": shard.implementation, "device": options.device}
@@ -149,7 +165,7 @@ def _run_shard(
             path = save(options.save, failure.case, failure.verdict, found)
         except OSError as error:
             raise UnavailableError(f"cannot save a failing case: {error}") from None
-        events.put(Event(shard, failure=failure, path=path))
+        channel.send(Event(shard, failure=failure, path=path))
 
     def known(case: Case, verdict: Verdict) -> str:
         finding = explained(options.known, shard.implementation, shard.version, case, verdict)
@@ -161,21 +177,33 @@ def _run_shard(
             judge=stop.check,
             seed=options.seed * 1_000_003 + shard.index,
             examples=shard.examples,
+            shrink=options.shrink_seconds > 0.0,
+            shrink_seconds=options.shrink_seconds,
             until=float("inf") if deadline is None else time.monotonic() + deadline - time.time(),
-            report=lambda tally: events.put(Event(shard, tally)),
+            report=lambda tally: channel.send(Event(shard, tally)),
             known=known,
+            found=keep,
         )
         _, failure = run(search)
         if failure is not None:
-            keep(failure)
-        events.put(Event(shard, done=True))
+            keep(failure if failure.flaky else _alone(failure, stop))
+        channel.send(Event(shard, done=True))
     except UnavailableError as error:
-        events.put(Event(shard, unavailable=str(error), done=True))
+        channel.send(Event(shard, unavailable=str(error), done=True))
     except InterruptedSearchError as interruption:
         keep(interruption.failure)
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         raise
     except BaseException as error:  # whatever ends a worker must end the run with it
         text = str(error) if isinstance(error, SuiteError) else traceback.format_exc()
-        events.put(Event(shard, broken=text, done=True))
+        channel.send(Event(shard, broken=text, done=True))
+
+
+def _alone(failure: Failure, stop: _Stop) -> Failure:
+    """The failure, marked if the case passes as the only one of a new process."""
+    stop.close()
+    try:
+        return replace(failure, flaky=stop.check(failure.case).ok)
+    except KeyboardInterrupt:
+        raise InterruptedSearchError(failure) from None

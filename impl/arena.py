@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from impl.devices.base import Host, Memory, Segment
+from impl.devices.base import Host, Memory, Reserved, Segment
 from oracle.case import Case
 from oracle.expectation import Stray
 from oracle.layout import DENSE, DTYPES, Layout, Page, TensorSpec, extent, strides
@@ -147,8 +147,18 @@ class Arena:
             else:
                 view[mask] = tensor[mask]
         self._memory: Memory = device.memory(self.plan.segments)
+        if isinstance(self._memory, Reserved):
+            self._memory.leave(self._undefined(values))
         self._memory.upload(self.before)
         self.after = self.before
+
+    def _undefined(self, values: Values) -> np.ndarray:
+        """The bytes (bool) of tensors that hold nothing before the call."""
+        flags = np.zeros(len(self.before), dtype=np.uint8)
+        for name, place in self.plan.places.items():
+            if name not in values.tensors:
+                self._in_image(flags, place).view(_BITS[place.spec.itemsize]).fill_(-1)
+        return np.asarray(flags != 0)
 
     def _fill_decoys(self, place: Place, tensor: torch.Tensor) -> None:
         """Put live indices between a strided index vector's elements: a wrong stride reads a wrong row."""
@@ -176,6 +186,10 @@ class Arena:
             flat = self._memory.view(place.segment, offset, count, dtype)[: place.extent]
             result[name] = _strided(flat, place)
         return result
+
+    def parts(self) -> list[torch.Tensor]:
+        """The bytes of every segment on the device."""
+        return [self._memory.view(i, 0, s.size, torch.uint8) for i, s in enumerate(self.plan.segments)]
 
     def restore(self) -> None:
         """Give the device the starting bytes again."""

@@ -11,6 +11,9 @@ from impl.contract import Implementation, UnavailableError, one_line
 
 FORMS = "triton, cute, fla, vllm, vllm:PATH, vllm@VERSION, vllm:REPO@REV (+ :cute for CuTe) or module:factory"
 
+LONGEST = 1000
+"""Letters of a name."""
+
 
 @cache
 def resolve(text: str) -> Implementation:
@@ -41,7 +44,9 @@ def split(text: str) -> tuple[str, ...]:
     if not names:
         raise UnavailableError(f"--impl names nothing; it takes a list of {FORMS}")
     if not all(name.isprintable() for name in names):
-        raise UnavailableError(f"--impl {text!r} has letters that cannot be printed")
+        raise UnavailableError(f"--impl {one_line(repr(text))} has letters that cannot be printed")
+    if max(map(len, names)) > LONGEST:
+        raise UnavailableError(f"--impl {one_line(text, 40)}.. has a name of more than {LONGEST} letters")
     return names
 
 

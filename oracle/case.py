@@ -26,6 +26,8 @@ from oracle.layout import (
 
 MAX_BYTES = 1 << 30
 """Largest memory one case may ask for; a hostile file is refused, not allocated."""
+MAX_DRAWN = 1 << 29
+"""Most elements that one case may draw values of, a minute's work: likewise."""
 
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Poison = Literal["nan", "huge"]
@@ -140,8 +142,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             (sum(page.gaps) + page.tail) * max(specs[name].shape[0] for name in page.members) + page.offset
             for page in self.pages
         )
+        size += self.call.own_bytes()
         if size > MAX_BYTES:
             raise ValueError(f"the case needs {size} bytes; the limit is {MAX_BYTES}")
+        drawn = self.call.drawn()
+        if drawn > MAX_DRAWN:
+            raise ValueError(f"the case draws {drawn} elements; the limit is {MAX_DRAWN}")
         self._check_relation()
 
     def _check_relation(self) -> None:

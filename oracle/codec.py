@@ -4,8 +4,9 @@ The file is an envelope round the case. A checksum that no longer matches means 
 build makes other values from the same seed: such a file is refused, never judged.
 """
 
+import stat
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -72,12 +73,22 @@ def loads(data: bytes, name: str = "case") -> CaseFile:
 
 def read(path: Path) -> CaseFile:
     """Read one case file; ``CaseError`` where it is missing, unreadable or no case."""
+    return loads(content(path), str(path))
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a regular file, cut just above the limit; ``CaseError`` where there is none.
+
+    A pipe would be waited for and a device never end.
+    """
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise CaseError(f"{path}: cannot read: it is a pipe, a device or a socket, not a file")
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            return file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise CaseError(f"{path}: cannot read: {error.strerror or error}") from None
-    return loads(data, str(path))
 
 
 def case_from_json(text: str | bytes) -> Case:
@@ -89,5 +100,5 @@ def case_from_json(text: str | bytes) -> Case:
 
 
 def _one_line(error: BaseException) -> str:
-    text: Any = str(error) or type(error).__name__
-    return " ".join(str(text).split())[:300]
+    words = " ".join((str(error) or type(error).__name__).split())[:300]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -29,8 +29,9 @@ INTEGER_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Problem:
     """One thing that is wrong: what kind, where first, how badly and how often.
 
-    ``kind`` is value, copy, frame, path, schedule, stray, raised, relation, crash or hang. ``ratio`` is
-    that of the worst element (infinite where no bound applies) and ``count`` of ``total`` elements are wrong.
+    ``kind`` is value, copy, frame, path, schedule, stray, raised, relation, crash, hang, leak or sanitizer.
+    ``ratio`` is that of the worst element (infinite where no bound applies), and ``count`` of ``total``
+    elements are wrong.
     """
 
     kind: str
@@ -75,12 +76,14 @@ class Verdict:
 
     ``ratio`` is the largest of all bounded elements, ``ratios`` the largest per tensor, and
     ``problems`` are in the order of the algorithm's stages: the first is where it diverged.
+    ``cause`` is the step before it that explains it, if one does (``oracle.diagnosis``).
     """
 
     ratio: float = 0.0
     ratios: dict[str, float] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     path: str = ""
+    cause: str = ""
 
     @property
     def ok(self) -> bool:
@@ -158,7 +161,7 @@ def excess(value: Tensor, observed: Tensor, via: torch.dtype | None = None) -> T
     With ``via`` they round to that dtype first and then to the observed one; the distance is
     infinite where no number of dtype ``via`` does.
     """
-    low, high = _preimage(observed)
+    low, high = preimage(observed)
     via = via if via in NARROW and via != observed.dtype else None
     if via is not None:
         low, high = _preimage_of_both(low, high, observed, via)
@@ -180,7 +183,7 @@ def _decoded(code: Tensor, dtype: torch.dtype) -> Tensor:
     return _encoded(code, dtype).double().clamp(-limit, limit)
 
 
-def _preimage(x: Tensor) -> tuple[Tensor, Tensor]:
+def preimage(x: Tensor) -> tuple[Tensor, Tensor]:
     """The interval of reals that round to x: midpoints to its neighbours; overflow included."""
     if x.dtype not in NARROW:
         return x.double(), x.double()
@@ -214,8 +217,8 @@ def _preimage_of_both(low: Tensor, high: Tensor, observed: Tensor, via: torch.dt
     up = (least.double() < low) | (least.to(observed.dtype).double() != seen)
     down = (most.double() > high) | (most.to(observed.dtype).double() != seen)
     first, last = _ordered(least) + up.int(), _ordered(most) - down.int()
-    first_low = _preimage(_encoded(first, via))[0]
-    last_high = _preimage(_encoded(last, via))[1]
+    first_low = preimage(_encoded(first, via))[0]
+    last_high = preimage(_encoded(last, via))[1]
     none = first > last
     ones = torch.ones_like(low)
     return torch.where(none, ones, first_low), torch.where(none, -ones, last_high)

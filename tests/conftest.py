@@ -4,35 +4,33 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
-from hypothesis import HealthCheck
+from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
-from ci.campaign import default_palette
+from ci import pytest_gpus as gpus
+from ci.asked import default_palette
+from ci.database import KeyedDatabase, open_database, redacted
 from ci.executor import Executor
-from ci.failures import CORPORA, save
+from ci.failures import CORPORA, replay_line, save
+from ci.journal import Journal, recover
 from ci.known import LIST, Known, explained, read_known
 from ci.query import Offer, ask
 from ci.report import describe
-from impl.contract import Domain
+from ci.reporting import plugin as reporting
+from ci.reporting.record import Ledger, Record
+from impl.contract import Domain, UnavailableError
 from impl.devices.registry import NAMES, default
 from impl.registry import split
 from oracle.buckets import buckets
 from oracle.case import Case
 from oracle.judge import Verdict
+from tests.profiles import chosen, register, time_box
 from tests.strategies.cases import cases
-
-NIGHTLY_MINUTES = float(os.environ.get("KDAFUZZ_NIGHTLY_MINUTES", "10"))
-"""How long one test may search under the profile ``nightly``."""
-PROFILES = {
-    "dev": hypothesis.settings(max_examples=25),
-    "ci": hypothesis.settings(max_examples=100, derandomize=True, database=None),
-    "nightly": hypothesis.settings(max_examples=200),
-    "repro": hypothesis.settings(max_examples=1, phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse]),
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,38 +44,86 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--save-failures", type=Path, default=Path(".kdafuzz/failures"), help="where minimal failing cases go"
     )
+    group.addoption(
+        "--database",
+        help="where failing examples are remembered: a folder or redis://.. that runs may share, readonly: "
+        "before it if this one must not write [default: KDAFUZZ_DATABASE, else .hypothesis/examples]",
+    )
+    reporting.add_options(group)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    return gpus.auto_workers(_device(config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+    """A worker was killed: say what it was judging."""
+    del crashitem
+    for path in recover(sched.config.getoption("--save-failures")):
+        report.longrepr = f"{report.longrepr}; it was judging {path}: kdafuzz replay {path}"
+
+
+_SUSPECTS = pytest.StashKey[list[Path]]()
+"""What killed processes of earlier runs were judging."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gpus.take_seat(config)
     torch.set_num_threads(1)  # one core a process; workers share the machine
-    # The parent profile is Hypothesis's default: its own CI profile would switch off the database.
-    parent = hypothesis.settings.get_profile("default")
-    for name, profile in PROFILES.items():
-        hypothesis.settings.register_profile(
-            name,
-            hypothesis.settings(
-                parent,
-                max_examples=profile.max_examples,
-                derandomize=profile.derandomize,
-                database=profile.database,
-                phases=profile.phases,
-                deadline=None,
-                print_blob=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    if not config.getoption("--hypothesis-profile"):
-        hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+    why = _forgetful(config)
+    if why and config.getoption("--database"):
+        raise pytest.UsageError(f"--database is of no use where nothing is remembered: {why}")
+    try:
+        register(open_database("" if why else _database(config)))
+        hypothesis.settings.load_profile(_profile(config))
+    except (UnavailableError, InvalidArgument) as error:
+        raise pytest.UsageError(str(error)) from None
+    device = _device(config)
+    gpus.register(config, device)
+    worker = hasattr(config, "workerinput")
+    config.stash[_SUSPECTS] = [] if worker else recover(config.getoption("--save-failures"))
+    names = split(config.getoption("--impl"))
+    template = Record(device=device, profile=_profile(config), seed=_seed(config) or "its own")
+    reporting.register(config, names, lambda name: offer_of(name, device), template)
+
+
+def _device(config: pytest.Config) -> str:
+    return str(config.getoption("--device") or default())
+
+
+def _profile(config: pytest.Config) -> str:
+    return chosen(config.getoption("--hypothesis-profile"))
+
+
+def _database(config: pytest.Config) -> str:
+    return str(config.getoption("--database") or os.environ.get("KDAFUZZ_DATABASE", ""))
+
+
+def _forgetful(config: pytest.Config) -> str:
+    """Why the run uses no database, if so: Hypothesis's rules."""
+    if _profile(config) == "ci":
+        return "the profile ci draws the same examples each time (CI machines use it by default)"
+    return "with --hypothesis-seed the seed alone says what is drawn" if _seed(config) else ""
+
+
+def _seed(config: pytest.Config) -> str:
+    return str(config.getoption("--hypothesis-seed") or "")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    chosen = config.getoption("--hypothesis-profile") or ("ci" if os.environ.get("CI") else "dev")
-    device = config.getoption("--device") or default()
-    seed = config.getoption("--hypothesis-seed") or "its own"
-    lines = [f"kdafuzz: device {device}, profile {chosen}, seed {seed}"]
+    database = "none" if _forgetful(config) else redacted(_database(config))
+    device = _device(config)
+    lines = [
+        f"kdafuzz: device {device}, profile {_profile(config)}, seed {_seed(config) or 'its own'}, "
+        f"database {database}"
+    ]
     for name in split(config.getoption("--impl")):
         offer = offer_of(name, device)
         lines.append(f"kdafuzz: {offer.error}" if offer.error else f"kdafuzz: {name} {offer.version}")
+    for path in config.stash[_SUSPECTS]:
+        lines.append(f"kdafuzz: an earlier run was killed while it judged {path}: kdafuzz replay {path}")
     return lines
 
 
@@ -95,21 +141,36 @@ class Subject:
     """One implementation on one device, and what a property test needs of it."""
 
     def __init__(
-        self, name: str, device: str, save_to: Path, time_box: float, known: tuple[Known, ...] = ()
+        self,
+        name: str,
+        device: str,
+        save_to: Path,
+        time_box: float,
+        known: tuple[Known, ...] = (),
+        ledger: Ledger | None = None,
     ) -> None:
-        self.name, self.device, self.known = name, device, known
+        self.name, self.device, self.known, self.ledger = name, device, known, ledger or Ledger()
         self.offer = offer_of(name, device)
         self._save_to = save_to
-        self._executor = Executor(name, device)
+        self._executor = Executor(name, device, journal=Journal(save_to, name, device))
         self._last: tuple[str, Path | None] = ("", None)
+        self._failing: Case | None = None
         self._time_box = time_box
         self.palette = default_palette(device, 25)
 
     def domain(self, operation: str) -> Domain:
         """What the implementation takes of an operation; the test is skipped if it does not offer it."""
-        if operation not in self.offer.domains:
-            pytest.skip(f"needs {operation}; found {self.offer.absent.get(operation, 'none')}")
+        absent = self._enter(operation)
+        if absent:
+            pytest.skip(f"needs {operation}; found {absent}")
         return self.offer.domains[operation]
+
+    def _enter(self, operation: str) -> str:
+        """Enter what the test is of; returns why the implementation does not offer it, or nothing."""
+        offered = operation in self.offer.domains
+        absent = "" if offered else self.offer.absent.get(operation, "none")
+        self.ledger.needs(operation, absent)
+        return absent
 
     def cases(self, operation: str, *relations: str) -> SearchStrategy[Case]:
         """The operation's cases, with one of these relations or none."""
@@ -119,18 +180,50 @@ class Subject:
     def search(self, strategy: SearchStrategy[Case]) -> None:
         """Require what the strategy draws; again with other cases while there is time, if there is a box."""
 
+        @self.settings()
         @hypothesis.given(strategy)
         def holds(case: Case) -> None:
             self.require(case)
 
-        end = time.monotonic() + self._time_box
-        holds()
-        while time.monotonic() < end:
+        end, told = time.monotonic() + self._time_box, ""
+        try:
             holds()
+            while time.monotonic() < end:
+                holds()
+        except pytest.fail.Exception as failed:
+            told = f"{failed}{self._alone()}"
+        if told:  # out here, or pytest would print both
+            pytest.fail(told, pytrace=False)
+
+    def _alone(self) -> str:
+        """What to add if the case that failed last passes as the only one of a new process."""
+        if self._failing is None:
+            return ""
+        self._executor.close()
+        verdict = self._executor.check(self._failing)
+        return (
+            ""
+            if not verdict.ok
+            else ("\nAs the only case of a new process it passes: what ran before it counts, or chance does")
+        )
+
+    def settings(self, steps: int = 50) -> hypothesis.settings:
+        """The profile's, for the running test: what failed here is replayed by this test on this subject."""
+        database = hypothesis.settings().database
+        if database is not None:
+            test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+            database = KeyedDatabase(database, f"{test} {self.offer.version} {self.device}")
+        return hypothesis.settings(database=database, stateful_step_count=steps)
 
     def check(self, case: Case) -> Verdict:
         """The verdict on a case, whatever it is."""
-        return self._executor.check(case)
+        self._enter(case.op)
+        self._executor.start()
+        start = time.monotonic()
+        verdict = self._executor.check(case)
+        known = explained(self.known, self.name, self.offer.version, case, verdict) is not None
+        self.ledger.judged(verdict, time.monotonic() - start, known=known)
+        return verdict
 
     def require(self, case: Case, *, excuse: bool = True) -> None:
         """Judge a case; a failing one is saved and described with its replay line.
@@ -153,7 +246,11 @@ class Subject:
         if not verdict.ok:
             found = {"implementation": self.name, "device": self.device}
             path = self._save(case, verdict, found)
-            pytest.fail("\n".join(describe(case, verdict, path, self.name, self.device)), pytrace=False)
+            self.ledger.saved(str(path), replay_line(path, self.name, self.device))
+            self._failing = case
+            added = "" if hypothesis.currently_in_test_context() else self._alone()
+            told = "\n".join(describe(case, verdict, path, self.name, self.device))
+            pytest.fail(told + added, pytrace=False)
 
     def _save(self, case: Case, verdict: Verdict, found: dict[str, str]) -> Path:
         """Save the case in place of the larger one that shrinking saved before it in the same test."""
@@ -168,10 +265,12 @@ class Subject:
 
     def close(self) -> None:
         """Stop the child process."""
-        self._executor.close()
+        self._executor.finish()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Saved cases first: they tell most in the least time.
+    items.sort(key=lambda item: "case_file" not in getattr(item, "fixturenames", ()))
     if config.getoption("--replay"):
         kept = [item for item in items if "case_file" in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -186,15 +285,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> str:
-    return str(pytestconfig.getoption("--device") or default())
+    found = _device(pytestconfig)
+    reporting.reporter(pytestconfig).check_device(found)  # a worker may not see the GPU
+    return found
 
 
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest, device: str) -> Iterator[Subject]:
     config = request.config
-    time_box = 60.0 * NIGHTLY_MINUTES if config.getoption("--hypothesis-profile") == "nightly" else 0.0
+    seconds = time_box(_profile(config))
     known = read_known(config.getoption("--corpus") / LIST.name)
-    made = Subject(request.param, device, config.getoption("--save-failures"), time_box, known)
+    ledger = reporting.reporter(config).ledger
+    made = Subject(request.param, device, config.getoption("--save-failures"), seconds, known, ledger)
     if made.offer.error:
         pytest.fail(made.offer.error, pytrace=False)
     yield made

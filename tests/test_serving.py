@@ -7,7 +7,6 @@ accepted tokens alone. So a failing script is a case like any other: saved, repl
 
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -102,7 +101,7 @@ def test_state_machine(subject: Subject) -> None:
     """Any sequence of steps leaves what the plain recurrence over the accepted tokens leaves."""
     domain = subject.domain("serve")
     chosen = palette(make_serve, 0, subject.palette, domain) if subject.palette else None
-    settings = hypothesis.settings(stateful_step_count=BULK_STEPS if domain.aligned else STEPS)
+    settings = subject.settings(steps=BULK_STEPS if domain.aligned else STEPS)
 
     class Bound(Serving):
         def __init__(self) -> None:

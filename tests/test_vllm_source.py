@@ -53,7 +53,11 @@ def test_flavour_is_the_trailing_word(text: str, expected: tuple[str, str]) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["", "vllm:", "vllm@", "vllm@latest", "triton", "vllm:/no/such/place", "vllm:/no@HEAD"]
+    "text",
+    [
+        *("", "vllm:", "vllm@", "vllm@latest", "triton", "vllm:/no/such/place", "vllm:/no@HEAD"),
+        *("vllm:" + "x" * 300, "vllm:~nobody-of-this-name/vllm"),
+    ],
 )
 def test_wrong_forms_are_one_sentence(text: str) -> None:
     with pytest.raises(SourceError) as caught:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +30,14 @@ class Memory(Protocol):
 
     def view(self, segment: int, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A 1-D tensor of ``count`` elements that starts ``offset`` bytes into a segment."""
+
+
+@runtime_checkable
+class Reserved(Protocol):
+    """Memory that can leave bytes as it was given them."""
+
+    def leave(self, undefined: np.ndarray) -> None:
+        """Leave these bytes of the image (bool) out of the first upload, which sets them in the image."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from impl.triton.gate import log_decay
+from impl.triton.launch import adjusted
 
 NULL_BLOCK_ID = 0
 
@@ -432,8 +433,6 @@ class KDARecoverSSMCommitContext:
     spec_query_len: int
     backend: Literal["cute", "triton"]
     _max_num_reqs: int
-    _tiles: int
-    _conv_blocks: int
     _fixed: tuple[Any, ...]
     _options: dict[str, Any]
 
@@ -472,7 +471,7 @@ class KDARecoverSSMCommitContext:
         if backend not in ("triton", "cute"):
             raise ValueError(f"KDA commit needs backend 'triton' or 'cute'; found {backend!r}")
 
-        device, (heads, value_dim, key_dim) = states[0].device, states[0].shape[1:]
+        device, (heads, _, key_dim) = states[0].device, states[0].shape[1:]
         table = _table(convs, states, corrections, key_gates).to(device)
         capacity = -(-max_num_reqs // 4) * 4  # the plan's rows start on 16 bytes, as the table's do
         plan = torch.empty((4, capacity), dtype=torch.int32, device=device)
@@ -504,8 +503,6 @@ class KDARecoverSSMCommitContext:
             spec_query_len=spec_query_len,
             backend=backend,
             _max_num_reqs=max_num_reqs,
-            _tiles=triton.cdiv(value_dim, options["BV"]),
-            _conv_blocks=triton.cdiv(channels, options["BC"]),
             _fixed=(
                 plan,
                 capacity,
@@ -624,7 +621,10 @@ class KDARecoverSSMCommitContext:
     ) -> None:
         accepted, slots, starts = index
         blocks, computed, block_size = align
-        parts = heads * self._tiles + self._conv_blocks
+        options = adjusted("commit", self._options)
+        tiles = -(-options["V"] // options["BV"])
+        blocks_of_channels = -(-self.conv_states[0].shape[1] // options["BC"])
+        parts = heads * tiles + blocks_of_channels
         _commit_kernel[(parts, rows, len(self.checkpoints))](
             accepted,
             slots,
@@ -642,7 +642,7 @@ class KDARecoverSSMCommitContext:
             0 if blocks is None else blocks.shape[1],
             heads,
             *self._fixed,
-            **self._options,
+            **options,
         )
 
 

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from impl.triton.launch import adjusted
+
 NULL_BLOCK_ID = 0
 PAD_SLOT_ID = -1
 _BELOW_ALL_SLOTS = -(2**62)
@@ -522,6 +524,12 @@ class Tiling:
     warps: int = 1
     group: int = 8
 
+    @property
+    def options(self) -> dict[str, int]:
+        """The kernel's constants."""
+        constants = {"TOKENS": self.tokens, "CHANNELS": self.channels, "GROUP": self.group}
+        return constants | {"num_warps": self.warps}
+
 
 def is_silu(activation: object) -> bool:
     """Whether a prefill's activation is SiLU; everything else is the identity."""
@@ -572,9 +580,10 @@ def launch_prefill(
     levels = 0
     while 32 ** (levels + 1) < rows:
         levels += 1
-    blocks = parts * triton.cdiv(part_dim, tiling.channels)
+    options = adjusted("conv_prefill", tiling.options)
+    blocks = parts * triton.cdiv(part_dim, options["CHANNELS"])
     # Enough for any lengths: a sequence has at most one program more than it fills.
-    _prefill_kernel[((tokens // tiling.tokens + rows) * blocks,)](
+    _prefill_kernel[((tokens // options["TOKENS"] + rows) * blocks,)](
         x,
         weight,
         bias,
@@ -596,14 +605,11 @@ def launch_prefill(
         cache_indices.stride(0),
         has_initial_state.stride(0),
         W=width,
-        TOKENS=tiling.tokens,
-        CHANNELS=tiling.channels,
-        GROUP=tiling.group,
         LEVELS=levels,
         SILU=silu,
         HAS_BIAS=bias is not None,
         DENSE_WEIGHT=weight.stride() == (width, 1),
-        num_warps=tiling.warps,
+        **options,
     )
 
 
@@ -629,7 +635,9 @@ def _launch_update(
     if x.numel() == 0 or slots.shape[0] == 0:
         return out
     channels, width = weight.shape
-    _update_kernel[(slots.shape[0], triton.cdiv(channels, 128))](
+    group = min(8, triton.next_power_of_2(max(length, 1)))
+    options = adjusted("conv_update", {"CHANNELS": 128, "GROUP": group, "num_warps": 1})
+    _update_kernel[(slots.shape[0], triton.cdiv(channels, options["CHANNELS"]))](
         x,
         weight,
         bias,
@@ -651,8 +659,6 @@ def _launch_update(
         0 if accepted is None else accepted.stride(0),
         0 if starts is None else starts.stride(0),
         W=width,
-        CHANNELS=128,
-        GROUP=min(8, triton.next_power_of_2(max(length, 1))),
         SILU=silu,
         HAS_BIAS=bias is not None,
         ACCEPTED=accepted is not None,
@@ -660,7 +666,7 @@ def _launch_update(
         THROUGH_STATE=through_state,
         COPY=copy,
         DENSE_WEIGHT=weight.stride() == (width, 1),
-        num_warps=1,
+        **options,
     )
     return out
 

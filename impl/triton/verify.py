@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from impl.triton.gate import log_decay
+from impl.triton.launch import adjusted
 
 NULL_BLOCK_ID = 0
 
@@ -294,8 +295,8 @@ def _verify(
             raise ValueError("KDA verify needs all tensors on one device")
     if tokens == 0:
         return out
-    tiles, options = _tiling(key_dim, value_dim, rows * heads * value_dim >= _MANY)
-    _verify_kernel[(tiles, rows, heads)](
+    options = adjusted("verify", _tiling(key_dim, value_dim, rows * heads * value_dim >= _MANY))
+    _verify_kernel[(-(-value_dim // options["BV"]), rows, heads)](
         *inputs,
         state,
         correction,
@@ -323,14 +324,14 @@ _MANY = 96 * 32
 
 
 @functools.cache
-def _tiling(key_dim: int, value_dim: int, many: bool) -> tuple[int, dict[str, int]]:
-    """Programs a head and the kernel's constants for these sizes."""
+def _tiling(key_dim: int, value_dim: int, many: bool) -> dict[str, int]:
+    """The kernel's constants for these sizes."""
     block_k = triton.next_power_of_2(key_dim)
     # One warp holds the state tile: 32 x 128 for the usual head, or 16 where programs are few.
     largest = 32 if many else 16
     block_v = max(1, min(triton.next_power_of_2(value_dim), 128 * largest // block_k, largest))
     constants = {"K": key_dim, "V": value_dim, "BK": block_k, "BV": block_v, "NULL": NULL_BLOCK_ID}
-    return triton.cdiv(value_dim, block_v), constants | {"num_warps": 1}
+    return constants | {"num_warps": 1}
 
 
 # The checks read every shape and stride once, for a call at N = 1 is bound by the host, and give

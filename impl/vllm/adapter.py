@@ -62,9 +62,15 @@ Without precomputed metadata the prefill waits for the lengths on the host.
 def _finders(loaded: LoadedVllm) -> dict[str, Callable[[], Callable[..., object]]]:
     """Per operation, what looks its callable up."""
     return {
-        "verify": loaded.verify,
+        "verify": lambda: _verify(loaded),
         "conv_update": lambda: loaded.conv_function("causal_conv1d_update"),
         "conv_prefill": lambda: loaded.conv_function("causal_conv1d_fn"),
         "packed_conv": loaded.packed_conv_function,
         "commit": loaded.commit_context,
     }
+
+
+def _verify(loaded: LoadedVllm) -> Callable[..., object]:
+    """The source's verify; absent if its record layout is none that we know."""
+    loaded.record_layout()
+    return loaded.verify()

@@ -29,13 +29,13 @@ def commit_hash(repo: Path, rev: str) -> str:
     if not rev or rev.startswith("-"):
         raise SourceError(f"{rev!r} is not a git revision; write vllm:REPO@REV")
     fault = f"{repo} has no revision {rev!r}; fetch it or name another"
-    return _run(repo, ["rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}"], fault).decode().strip()
+    return run(repo, ["rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}"], fault).decode().strip()
 
 
 def version_of(repo: Path, commit: str) -> str:
     """Return `0.33.0` on a release tag, `0.33.0+g1a2b3c4d5` after one, else the abbreviated hash."""
     try:
-        text = _run(
+        text = run(
             repo, ["describe", "--tags", "--long", "--abbrev=9", "--match", "v[0-9]*", commit], "no tag"
         )
     except SourceError:
@@ -51,14 +51,14 @@ def files(repo: Path, commit: str) -> Files:
     """Yield the needed files at that commit as (name, bytes); symbolic links are left out."""
     # A pathspec that matches nothing makes `git archive` fail, so list first what this commit has.
     wanted = [*NEEDED_FOLDERS, *NEEDED_FILES]
-    listing = _run(
+    listing = run(
         repo, ["ls-tree", "-r", "-z", "--name-only", commit, "--", *wanted], f"cannot list {commit[:9]}"
     )
     names = [name for name in listing.decode().split("\0") if name and is_needed(name)]
     present = [path for path in wanted if any(name == path or name.startswith(path) for name in names)]
     if not present:
         return
-    archive = _run(
+    archive = run(
         repo, ["archive", "--format=tar", commit, "--", *present], f"cannot read {commit[:9]} of {repo}"
     )
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -69,7 +69,8 @@ def files(repo: Path, commit: str) -> Files:
                 yield member.name, handle.read()
 
 
-def _run(repo: Path, arguments: list[str], fault: str) -> bytes:
+def run(repo: Path, arguments: list[str], fault: str) -> bytes:
+    """Return what git says; raise SourceError, `fault` and git's own first line, where it fails."""
     # Inside a git hook these name another repository than ours.
     environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
     # Run from the git folder: paths are then relative to the top of the tree, even if `repo` lies below it.
@@ -87,4 +88,4 @@ def _run(repo: Path, arguments: list[str], fault: str) -> bytes:
 
 def _git_dir(repo: Path) -> Path:
     fault = f"{repo} is not a git repository; write vllm:PATH for a plain tree"
-    return Path(_run(repo, ["rev-parse", "--absolute-git-dir"], fault).decode().strip())
+    return Path(run(repo, ["rev-parse", "--absolute-git-dir"], fault).decode().strip())

@@ -63,10 +63,12 @@ def resolve(text: str) -> Source:
         return _release(text.removeprefix("vllm@"))
     if text.startswith("vllm:") and len(text) > 5:
         rest = text.removeprefix("vllm:")
-        path = Path(rest).expanduser()
-        if path.exists():
-            return _path(path.absolute())
-        return _revision(rest)
+        try:
+            path = Path(rest).expanduser()
+            found = path.exists()
+        except (OSError, RuntimeError) as error:  # a name too long, a home of nobody
+            raise SourceError(f"cannot look for {text!r}: {error}") from None
+        return _path(path.absolute()) if found else _revision(rest)
     raise SourceError(f"cannot read {text!r}; write vllm, vllm:PATH, vllm@VERSION or vllm:REPO@REV")
 
 

@@ -5,6 +5,7 @@ rows), the rows of its batch. The methods here are all that values, relations, l
 the minimiser know of it, so an operation is added by a subclass and an oracle.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -191,6 +192,28 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Changes of the operation's own fields that make a case simpler, most wanted first."""
         yield from ()
 
+    @property
+    def effort(self) -> int:
+        """What an interpreter's time goes by, roughly: programs of some thousand elements."""
+        raise NotImplementedError
+
+    def own_bytes(self) -> int:
+        """Memory that a run needs beside the tensors that the caller passes."""
+        return 0
+
+    def drawn(self) -> int:
+        """Elements of which values are drawn: of a row's tokens always as many as it may have."""
+        count = 0
+        for spec in self.tensors().values():
+            if spec.role == "token":
+                inner = spec.shape[2:] if spec.axes[0] == "row" else spec.shape[1:]
+                count += self.rows * self.longest * math.prod(inner)
+            elif spec.role == "slot":
+                count += self.rows * math.prod(spec.shape[1:])
+            elif spec.role == "parameter":
+                count += math.prod(spec.shape)
+        return count
+
     def size(self) -> tuple[int, ...]:
         """Sizes of the operation's own, most significant first, for the order of the minimiser."""
         return ()
@@ -212,3 +235,13 @@ def numbering(slots: tuple[int, ...]) -> dict[int, int]:
         if slot > NULL_SLOT:
             names.setdefault(slot, len(names) + 1)
     return names
+
+
+def folds(tokens: int, heads: int, key_dim: int, value_dim: int) -> int:
+    """Programs that take tokens into the states ``[V, K]`` of their heads, one token after the other."""
+    return tokens * heads * (1 + key_dim * value_dim // 2048)
+
+
+def taps(tokens: int, rows: int, channels: int) -> int:
+    """Programs that convolve the channels of so many tokens."""
+    return (1 + channels // 256) * (rows + tokens // 8)

@@ -18,8 +18,10 @@ from oracle.calls.base import (
     Small,
     State,
     Window,
+    folds,
     numbering,
     rename,
+    taps,
 )
 from oracle.layout import TensorSpec
 from oracle.plan import RowPlan, align, plain
@@ -63,6 +65,12 @@ class Commit(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="c
     per_row: ClassVar[tuple[str, ...]] = (*Call.per_row, "requests")
     shrinkable: ClassVar[tuple[str, ...]] = ("layers", "heads", "channels")
     relations: ClassVar[tuple[str, ...]] = (*Call.relations, "hostile", "split")
+
+    @property
+    def effort(self) -> int:
+        """Per layer, one fold of the window in every row and a copy of the row's columns."""
+        folded = folds(self.rows * self.window, self.heads, self.key_dim, self.value_dim)
+        return self.layers * (folded + taps(0, self.rows, self.channels))
 
     @property
     def longest(self) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from oracle.calls.base import Activation, Call, Channels, Count, Place, Small, State, Window
+from oracle.calls.base import Activation, Call, Channels, Count, Place, Small, State, Window, taps
 from oracle.layout import Strided, TensorSpec
 
 
@@ -23,6 +23,11 @@ class _Conv(Call, frozen=True, kw_only=True, forbid_unknown_fields=True):
     silu: bool = True
 
     shrinkable: ClassVar[tuple[str, ...]] = ("channels",)
+
+    @property
+    def effort(self) -> int:
+        """One pass over its tokens."""
+        return taps(self.tokens, self.rows, self.channels)
 
     def pageable(self) -> tuple[tuple[str, ...], ...]:
         """The page of a slot."""

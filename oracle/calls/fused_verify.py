@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
-from oracle.calls.base import Call, Count, Place, Small, State
+from oracle.calls.base import Call, Count, Place, Small, State, folds
 from oracle.layout import DTYPES, Layout, Page, Role, Spot, Strided, TensorSpec, placed
 
 K = 128
@@ -54,6 +54,11 @@ class FusedVerify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     value_dim: ClassVar[int] = K
     activation: ClassVar[str] = "bfloat16"
     state: ClassVar[str] = "bfloat16"
+
+    @property
+    def effort(self) -> int:
+        """One fold of the window in every row; the convolution is little beside it."""
+        return folds(self.rows * self.window, self.heads, K, K)
 
     @property
     def longest(self) -> int:

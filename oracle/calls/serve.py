@@ -5,7 +5,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
-from oracle.calls.base import Activation, Call, Count, LowerBound, Place, Small, State, Window
+from oracle.calls.base import (
+    Activation,
+    Call,
+    Count,
+    LowerBound,
+    Place,
+    Small,
+    State,
+    Window,
+    folds,
+    taps,
+)
 from oracle.calls.fused_verify import ALIGNMENT, MOST_DECAY, FusedVerify
 from oracle.layout import DTYPES, TensorSpec
 
@@ -56,6 +67,22 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
     per_row: ClassVar[tuple[str, ...]] = (*Call.per_row, "kinds", "steps", "accepted")
     shrinkable: ClassVar[tuple[str, ...]] = ("heads",)
     relations: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def effort(self) -> int:
+        """A window for every decoding event through verify and commit, all tokens through the convolution."""
+        decoding = sum(kind in ("decode", "plain", "pad") for kind in self.kinds)
+        folded = folds(decoding * self.window, self.heads, self.key_dim, self.value_dim)
+        return 2 * folded + taps(self.tokens, self.rows, self.channels)
+
+    def own_bytes(self) -> int:
+        """The slots of the pool, the records, and per request the model's state in float64."""
+        stored, activation = DTYPES[self.state].itemsize, DTYPES[self.activation].itemsize
+        state = self.heads * self.value_dim * self.key_dim
+        slot = self.channels * self.state_len * DTYPES[self.conv].itemsize + state * stored
+        record = self.heads * self.window * (4 * self.value_dim + 2 * self.key_dim * activation)
+        rows = self.capacity if self.records == "row" else self.pool
+        return self.pool * slot + rows * record + len(set(self.slots)) * state * 8
 
     @property
     def longest(self) -> int:

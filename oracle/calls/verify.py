@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from oracle.calls.base import Activation, Call, Count, LowerBound, Place, Small, State, Window
+from oracle.calls.base import Activation, Call, Count, LowerBound, Place, Small, State, Window, folds
 from oracle.layout import TensorSpec
 
 
@@ -32,6 +32,11 @@ class Verify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="v
 
     shrinkable: ClassVar[tuple[str, ...]] = ("heads",)
     relations: ClassVar[tuple[str, ...]] = (*Call.relations, "prefix", "hostile")
+
+    @property
+    def effort(self) -> int:
+        """One fold of the window in every row: kernels take masked steps too."""
+        return folds(self.rows * self.window, self.heads, self.key_dim, self.value_dim)
 
     @property
     def longest(self) -> int:

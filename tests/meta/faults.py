@@ -73,7 +73,10 @@ MASKS = (
     Fault("key_mask_off_by_one", (25,), "in_k = ks < K", "in_k = ks <= K"),
     Fault("value_mask_off_by_one", (25, 27), "in_v = vs < V", "in_v = vs <= V"),
     Fault(
-        "last_value_block_dropped", (25,), "triton.cdiv(value_dim, block_v)", "max(value_dim // block_v, 1)"
+        "last_value_block_dropped",
+        (25,),
+        '-(-value_dim // options["BV"])',
+        'max(value_dim // options["BV"], 1)',
     ),
     Fault("records_by_the_wrong_block", (25,), "if v_block == 0:", "if v_block == V // BV:"),
 )

@@ -268,8 +268,8 @@ FOLD = (
     _fault(
         "fold_last_value_tile_dropped",
         (25,),
-        'triton.cdiv(value_dim, options["BV"])',
-        'max(value_dim // options["BV"], 1)',
+        '-(-options["V"] // options["BV"])',
+        'max(options["V"] // options["BV"], 1)',
     ),
     _fault(
         "fold_tile_and_head_confused", (11,), "            part % TILES,\n", "            part % heads,\n"

@@ -60,14 +60,14 @@ ARITHMETIC = (
     in_update(
         "update_weight_rows_taken_for_dense",
         (10, 12),
-        "weight.stride() == (width, 1),\n        num_warps=1,",
-        "weight.stride(1) == 1,\n        num_warps=1,",
+        "COPY=copy,\n        DENSE_WEIGHT=weight.stride() == (width, 1),",
+        "COPY=copy,\n        DENSE_WEIGHT=weight.stride(1) == 1,",
     ),
     in_packed(
         "prefill_weight_rows_taken_for_dense",
         (10, 12),
-        "weight.stride() == (width, 1),\n        num_warps=tiling.warps,",
-        "weight.stride(1) == 1,\n        num_warps=tiling.warps,",
+        "HAS_BIAS=bias is not None,\n        DENSE_WEIGHT=weight.stride() == (width, 1),",
+        "HAS_BIAS=bias is not None,\n        DENSE_WEIGHT=weight.stride(1) == 1,",
     ),
     in_update("bias_dropped", (6,), _Y, "y = _output(window, taps, bias * 0.0, SILU)"),
     in_prefill("bias_after_the_activation", (21,), _Y, "y = _output(window, taps, bias * 0.0, SILU) + bias"),
@@ -221,7 +221,12 @@ UPDATE = (
     ),
     in_update("result_never_in_place", (8,), "torch.empty_like(x) if copy else x", "torch.empty_like(x)"),
     in_update("update_channel_mask", (25, 27), "live = channel < channels", "live = channel <= channels"),
-    in_update("update_channels_one_block", (25,), "triton.cdiv(channels, 128))", "max(channels // 128, 1))"),
+    in_update(
+        "update_channels_one_block",
+        (25,),
+        'triton.cdiv(channels, options["CHANNELS"])',
+        'max(channels // options["CHANNELS"], 1)',
+    ),
     in_update(
         "one_output_too_many", (25, 27), "inside = live & (r < count - t)", "inside = live & (r <= count - t)"
     ),

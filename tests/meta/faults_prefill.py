@@ -61,11 +61,14 @@ PREFILL = (
     in_prefill(
         "programs_for_chunks_only",
         (25,),
-        "(tokens // tiling.tokens + rows)",
-        "triton.cdiv(tokens, tiling.tokens)",
+        '(tokens // options["TOKENS"] + rows)',
+        'triton.cdiv(tokens, options["TOKENS"])',
     ),
     in_prefill(
-        "one_program_short", (25,), "(tokens // tiling.tokens + rows)", "(tokens // tiling.tokens + rows - 1)"
+        "one_program_short",
+        (25,),
+        '(tokens // options["TOKENS"] + rows)',
+        '(tokens // options["TOKENS"] + rows - 1)',
     ),
     in_prefill("prefill_null_strictly_below", (7,), "(slot <= null)", "(slot < null)"),
     in_prefill("prefill_null_zero_only", (7,), "(slot <= null)", "(slot == null)"),

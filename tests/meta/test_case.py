@@ -1,9 +1,12 @@
+# mypy: ignore-errors
 """A case refuses what is outside the contract, in one sentence."""
 
 from typing import Any
 
 import pytest
 
+from oracle.calls.conv import ConvPrefill
+from oracle.calls.serve import Serve
 from oracle.calls.verify import Verify
 from oracle.case import Case, Hostile, Permute, Relayout, Rename, Unpacked
 from oracle.layout import Layout, Page
@@ -135,3 +138,35 @@ def test_cases_that_cannot_be_laid_out(changes: dict[str, Any], sentence: str) -
 def test_more_memory_than_a_case_may_ask_for(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^the case needs \d+ bytes; the limit is 1073741824$"):
         Case(**({"call": Verify(**CALL)} | changes))
+
+
+def script(**changes: Any) -> Serve:
+    """A script of one request, small but for the changes."""
+    fields: dict[str, Any] = {"heads": 1, "key_dim": 16, "value_dim": 16, "window": 2, "capacity": 2}
+    rows = {"qlens": (2, 1), "slots": (1, 1), "ids": (0, 1), "steps": (0, 1), "accepted": (0, 1)}
+    return Serve(**{**fields, **rows, "pool": 4, "kinds": ("prefill", "decode"), **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool": 65536, "heads": 64},
+        {"heads": 2048, "key_dim": 1024},
+        {"capacity": 65536, "heads": 512},
+    ],
+)
+def test_serving_counts_the_memory_of_its_engine(changes: dict[str, int]) -> None:
+    assert Case(call=script(heads=64, pool=1000)).call.own_bytes() > 64 * 1000 * 16 * 16 * 4
+    with pytest.raises(ValueError, match=r"^the case needs \d+ bytes; the limit is 1073741824$"):
+        Case(call=script(**changes))
+
+
+def test_more_values_than_a_case_may_draw() -> None:
+    """Of a row's tokens as many are drawn as it may have, however few it has."""
+    fields: dict[str, Any] = {"channels": 65536, "state_len": 3, "most_tokens": 4096}
+    one = {"pool": 2, "qlens": (1,), "slots": (1,), "ids": (0,), "initial": (False,)}
+    two = {"pool": 3, "qlens": (1, 1), "slots": (1, 2), "ids": (0, 1), "initial": (False, False)}
+    call = Case(call=ConvPrefill(**fields, **one)).call
+    assert call.drawn() == 65536 * (4096 + 4 + 3)  # tokens, taps, columns of a stored row
+    with pytest.raises(ValueError, match=r"^the case draws \d+ elements; the limit is 536870912$"):
+        Case(call=ConvPrefill(**fields, **two))

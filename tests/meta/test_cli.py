@@ -122,6 +122,7 @@ def test_replay_of_nothing(run: Here, tmp_path: Path, name: str, sentence: str) 
         (("fuzz", "--impl", ""), "--impl names nothing"),
         (("fuzz", "--impl", "\udcff"), "cannot be printed"),
         (("fuzz", "--impl", "a\x1b[31m:b"), "cannot be printed"),
+        (("fuzz", "--impl", "x" * 2000), "a name of more than 1000 letters"),
         (("fuzz", "--examples", "0"), "--examples"),
         (("fuzz", "--examples", "1e3"), "--examples"),
         (("fuzz", "--minutes", "0"), "--minutes"),
@@ -240,10 +241,25 @@ def test_unknown_implementations_of_runs(run: Here, tmp_path: Path) -> None:
         assert result.err.startswith("kdafuzz: unknown implementation 'bogus'")
         assert result.err.count("\n") == 1
     # What a file names is skipped where it cannot be had.
-    result = run("replay", "case.json")
-    assert result.code == 2
-    assert result.out.startswith("SKIP")
-    assert result.err == "kdafuzz: nothing was run: every case was skipped\n"
+    names = (
+        "[/x]:\x1b",
+        "vllm:\0",
+        "vllm@" + "9" * 5000,
+        "vllm:" + "x" * 500,
+        "a\nb",
+        "",
+        "vllm:~nobody-here",
+    )
+    for name in names:
+        (tmp_path / "case.json").write_bytes(
+            dumps(entry(found={"implementation": name, "device": "cpu" if name[:4] == "vllm" else "[/x]"}))
+        )
+        result = run("replay", "case.json")
+        assert result.code == 2
+        assert result.out.startswith("SKIP")
+        assert result.out.rstrip("\n").isprintable()
+        assert len(result.out) < 1200
+        assert result.err == "kdafuzz: nothing was run: every case was skipped\n"
     assert set(tree(tmp_path)) == {"case.json"}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from oracle.codec import (
     read,
 )
 from oracle.values import checksum
+from tests.meta.mutated_corpus import limited
 from tests.meta.test_case import CALL
 from tests.strategies.verify import verify_cases
 
@@ -198,6 +200,22 @@ def test_reading_from_disk(tmp_path: Path) -> None:
     path.write_bytes(b" " * (MAX_FILE_BYTES + 10))
     with pytest.raises(CaseError, match="bytes is no case file"):
         read(path)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        sentence = r"cannot read: it is a pipe, a device or a socket, not a file$"
+        with limited(10.0), pytest.raises(CaseError, match=sentence):
+            read(path)
+
+
+def test_a_refusal_holds_no_control_characters() -> None:
+    for text in ("\0", "a\x1b[2Jb", "\u202e", "\u2028"):
+        data = json.loads(dumps(ENTRY))
+        data["case"]["call"]["op"] = text
+        assert refused(json.dumps(data).encode()).isprintable()
 
 
 @pytest.mark.parametrize("text", ["", "\ud800", "nonsense", "{}", b"\xff"])

@@ -1,18 +1,20 @@
 """``kdafuzz corpus check`` finds what is against the rules, reads whatever it meets, and changes nothing."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.failures import case_id
+from ci.failures import case_id, load
 from oracle.calls.verify import Verify
 from oracle.case import Case, OtherPoison, Relayout
-from oracle.codec import dumps
+from oracle.codec import CaseError, dumps
 from oracle.layout import Layout
 from oracle.values import checksum
 from tests.meta.commands import CALL, CASE, entry, here, tree
+from tests.meta.mutated_corpus import limited
 
 
 def corpus(folder: Path) -> Path:
@@ -60,10 +62,23 @@ SPOILED: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "known no list": (lambda f: known(f, "known = 3"), 2, "needs its entries as [[known]]"),
     "known misspelt": (lambda f: known(f, "[[knwon]]\n"), 2, "unknown table 'knwon'"),
     "known deep": (lambda f: known(f, "known = " + "[" * 100_000), 2, "known.toml: "),
+    "a pipe": (lambda f: os.mkfifo(f / "verify/x.json"), 2, "not a file"),
+    "a name of two lines": (
+        lambda f: (f / "verify/a\nb\x1b[2J.json").write_text("{"),
+        2,
+        "a b?[2J.json: not a case file",
+    ),
+    "a long checksum": (lambda f: drifted(f, "a\nb" * 100_000), 2, "saved a ba ba b"),
+    "known a pipe": (lambda f: os.mkfifo(f / "known.toml"), 2, "known.toml: cannot read: it is a pipe"),
+    "known a number without end": (lambda f: known(f, "known = " + "9" * 5000), 2, "known.toml: "),
     "known not TOML": (lambda f: known(f, "[["), 2, "known.toml: "),
     "known not text": (lambda f: (f / "known.toml").write_bytes(b"\xff"), 2, "known.toml: "),
     "known a folder": (lambda f: (f / "known.toml").mkdir(), 2, "known.toml: "),
 }
+
+
+def drifted(folder: Path, text: str) -> None:
+    (folder / "verify" / "drifted.json").write_bytes(dumps(entry(checksum=text)))
 
 
 def known(folder: Path, text: str) -> None:
@@ -89,7 +104,25 @@ def test_corpus_check(
     corpus(folder)
     spoil(folder)
     before = tree(folder)
-    result = here(monkeypatch, capsys, tmp_path, "corpus", "check", str(folder))
+    with limited(60.0):  # a pipe must not be waited for
+        result = here(monkeypatch, capsys, tmp_path, "corpus", "check", str(folder))
     assert (result.code, result.err) == (code, "")
     assert sentence in result.out
+    assert all(line.isprintable() and len(line) < 1200 for line in result.out.split("\n"))
     assert tree(folder) == before
+
+
+def test_what_load_says_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "case.json"
+    path.write_bytes(dumps(entry(checksum="a\nb\x1b" * 1000)))
+    with pytest.raises(CaseError, match="makes other values") as caught:
+        load(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+    def too_much(case: Case) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr("ci.failures.checksum", too_much)
+    with pytest.raises(CaseError, match=r"case\.json: there is not enough memory for its values$"):
+        load(path)

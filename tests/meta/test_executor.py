@@ -147,6 +147,22 @@ def test_a_child_killed_from_outside_between_cases(menu: Executor) -> None:
     assert menu.check(RIGHT).ok
 
 
+@pytest.mark.parametrize(("device", "heads"), [("cpu", 4000), ("emulator", 4000)])
+def test_what_would_only_run_into_the_timeout_is_refused(device: str, heads: int) -> None:
+    """It would be called a hang; with more time it is judged. A GPU is fast enough for any case."""
+    call = msgspec.structs.replace(verify_of(CASE), heads=heads, window=8)
+    case = Case(call=call)
+    assert call.effort == 2 * 8 * heads
+    executor = Executor("nothing", device, timeout=1.0)
+    with pytest.raises(
+        UnavailableError, match=rf"^the case would take {device} about \d+ s; raise --timeout"
+    ):
+        executor.check(case)
+    for patient in (Executor("nothing", device, timeout=900.0), Executor("nothing", "cuda", timeout=1.0)):
+        with pytest.raises(UnavailableError, match=r"unknown implementation 'nothing'|cuda"):
+            patient.check(case)
+
+
 def test_what_cannot_be_loaded(folder: Path) -> None:
     (folder / "dies_outside.py").write_text("import os\nos.abort()")
     with Executor("dies_outside:factory", "cpu") as executor:

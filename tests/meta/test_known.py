@@ -22,6 +22,7 @@ from tests.meta.calls import verify_of
 from tests.meta.commands import CASE, entry, here, plug_in
 from tests.strategies.verify import verify_cases
 
+CPU = ("--device", "cpu")
 REPOSITORY = Path(__file__).resolve().parents[2]
 KNOWN = Known("known_outside", ">=1.5,<2", "verify", case_id(CASE), "raised", "records: row", "it is\nso.")
 RAISED = Verdict(1e9, problems=(Problem("raised", text="boom"),))
@@ -193,7 +194,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     plug_in(tmp_path)
     (tmp_path / "known_outside.py").write_text(PLUG_IN)
     path = written(tmp_path / "corpus", KNOWN)
-    for module in ("ci.campaign", "ci.replay"):
+    for module in ("ci.asked", "ci.replay"):
         monkeypatch.setattr(f"{module}.read_known", lambda: read_known(path))
     return tmp_path
 
@@ -232,7 +233,7 @@ def test_fuzz(
     assert ("known finding" in result.out) == (count > 0)
     (row,) = json.loads((folder / "out.json").read_bytes())["rows"]
     assert row["tally"]["known"] == ({KNOWN.case: count} if count else {})
-    assert bool(row["failures"]) == bool(code) == (folder / ".kdafuzz").exists()
+    assert bool(row["failures"]) == bool(code) == bool(list((folder / ".kdafuzz").rglob("*.json")))
 
 
 @pytest.mark.parametrize(
@@ -254,11 +255,13 @@ def test_replay(
     sentence: str,
 ) -> None:
     result = here(
-        monkeypatch, capsys, folder, "replay", "corpus", "--impl", f"known_outside:{name}", "--device", "cpu"
+        monkeypatch, capsys, folder, "replay", *["corpus"] * 2, "--impl", f"known_outside:{name}", *CPU
     )
     assert (result.code, result.err) == (code, "")
     assert result.out.startswith(f"{badge} {KNOWN.case} verify known_outside:{name} on cpu")
     assert sentence in result.out
+    assert result.out.splitlines()[-1].startswith("warning: stale: known_outside") == (badge == "STALE")
+    assert result.out.count("warning:") == (badge == "STALE")
 
 
 def pytest_run(folder: Path, name: str, *arguments: str) -> tuple[int, str]:
@@ -289,6 +292,7 @@ def test_pytest_over_the_corpus(folder: Path) -> None:
         result, said = pytest_run(folder, name, *replayed)
         assert result == code, said
         assert sentence in said
+        assert ("- stale known findings -" in said) == (name == "mended")
     written(folder / "corpus", replace(KNOWN, stage="output"))
     result, said = pytest_run(folder, "raises", *replayed)
     assert result == 1

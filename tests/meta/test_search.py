@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from ci.search import InterruptedSearchError, Search, run
+from ci.search import Failure, InterruptedSearchError, Search, run
 from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.codec import canonical
@@ -94,3 +95,56 @@ def test_a_case_that_fails_for_certain_is_not_judged_again() -> None:
     assert failure is not None
     assert failure.shrunk
     assert max(judged.count(case) for case in judged) == 2
+
+
+def test_every_smaller_case_is_told_at_once() -> None:
+    """The first before anything else is judged, the last is the result, and none is told twice."""
+    judged: list[bytes] = []
+    told: list[Failure] = []
+
+    def judge(case: Case) -> Verdict:
+        judged.append(canonical(case))
+        return Verdict() if verify_of(case).value_dim <= 16 else WRONG
+
+    def found(failure: Failure) -> None:
+        assert canonical(failure.case) == judged[-1]
+        assert (failure.verdict, failure.shrunk) == (WRONG, False)
+        told.append(failure)
+
+    _, failure = run(replace(searched(judge), found=found))
+    assert failure is not None
+    assert failure.shrunk
+    assert len(told) > 2
+    assert told[-1].case == failure.case
+    assert len({canonical(each.case) for each in told}) == len(told)
+    assert len(canonical(told[-1].case)) < len(canonical(told[0].case))
+
+
+def test_a_failure_that_cannot_be_kept_ends_the_search() -> None:
+    """It is no failure of the case, which nothing may go on to shrink."""
+    judged = []
+
+    def judge(case: Case) -> Verdict:
+        judged.append(case)
+        return WRONG
+
+    def found(failure: Failure) -> None:
+        raise UnavailableError("no room on the disk")
+
+    with pytest.raises(UnavailableError, match="no room on the disk"):
+        run(replace(searched(judge), found=found))
+    assert len(judged) == 1
+
+
+def test_a_search_that_does_not_shrink() -> None:
+    judged = []
+
+    def judge(case: Case) -> Verdict:
+        judged.append(canonical(case))
+        return Verdict() if verify_of(case).value_dim <= 16 else WRONG
+
+    tally, failure = run(replace(searched(judge), shrink=False))
+    assert failure is not None
+    assert (failure.shrunk, failure.flaky) == (False, False)
+    assert canonical(failure.case) == judged[tally.examples - 1]
+    assert set(judged[tally.examples :]) <= {canonical(failure.case)}

@@ -1,0 +1,56 @@
+"""``kdafuzz minimize``: make a saved failing case smaller."""
+
+from pathlib import Path
+
+from ci.campaign import console
+from ci.executor import Executor
+from ci.failures import load, require_writable, save
+from ci.minimize import measure, minimize
+from ci.report import describe
+from impl.contract import UnavailableError
+from impl.devices.registry import default
+from oracle.case import Case
+from oracle.judge import Verdict
+
+
+def command(
+    path: Path, implementation: str, device: str | None, timeout: float, seconds: float, folder: Path
+) -> int:
+    """Minimise the case in a file; returns 1 with the smallest failing case saved, 0 if it passes."""
+    entry, out = load(path), console()
+    name = implementation or entry.found.get("implementation", "triton")
+    on = device or entry.found.get("device") or default((name,))
+    require_writable(folder, "--save")
+    with Executor(name, on, timeout=timeout) as executor:
+        verdict = executor.check(entry.case)
+        if verdict.ok:
+            out.print(f"{path} passes on {name} ({on}): nothing to make smaller", markup=False)
+            return 0
+        steps = 0
+
+        def told(case: Case, verdict: Verdict) -> None:
+            nonlocal steps
+            steps += 1
+            out.print(f"{steps:4}: {case.call.describe()}", soft_wrap=True, markup=False)
+
+        case, last = minimize(entry.case, verdict, executor.check, told, calls=_UNLIMITED, seconds=seconds)
+        alone = _alone(executor, case)
+    if measure(case) == measure(entry.case):
+        out.print("it is as small as it gets")
+    saved = save(folder, case, last, {"implementation": name, "device": on})
+    out.print(f"minimal case {saved}{alone}", soft_wrap=True, markup=False)
+    for line in describe(case, last, saved, name, on):
+        out.print(f"  {line}", soft_wrap=True, markup=False)
+    return 1
+
+
+_UNLIMITED = 1 << 30
+
+
+def _alone(executor: Executor, case: Case) -> str:
+    """What to add if the case passes as the only one of a new process."""
+    executor.close()
+    try:
+        return " (not reproducible: it passes in a new process)" if executor.check(case).ok else ""
+    except UnavailableError as error:
+        return f" (not run again: {error})"
