@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from ci.leaks import check_memory_too
-from ci.processes import adopt_orphans, die_with_parent, kill_children
+from ci.processes import adopt_orphans, die_with_parent, kill_children, no_memory
 from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.judge import Verdict
@@ -90,8 +90,6 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
     while case := _receive(requests, Case):
         try:
             reply = Reply(check_memory_too(case, implementation, device))
-        except MemoryError:
-            reply = Reply(unavailable="there is not enough memory here to judge the case")
         except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
             reply = _failed(error)
         send(replies, reply)
@@ -120,6 +118,8 @@ def _restore_after_deaths(replies: IO[bytes]) -> None:
 def _failed(error: Exception) -> Reply:
     if isinstance(error, UnavailableError):
         return Reply(unavailable=str(error))
+    if no_memory(error):
+        return Reply(unavailable="there is not enough memory here to judge the case")
     return Reply(broken="".join(traceback.format_exception(error)).encode(errors="replace").decode())
 
 

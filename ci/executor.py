@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import math
 import os
 import secrets
 import select
@@ -32,6 +31,8 @@ START_SECONDS = 600.0
 """For loading an implementation: imports, and perhaps a download of some hundred megabytes."""
 EFFORT_A_SECOND = {"cpu": 80.0, "emulator": 800.0}
 """How much of a call's ``effort`` a device without a GPU gets done, on a busy machine."""
+BYTES_A_SECOND = 1 << 25
+"""Memory that is filled, computed anew and compared there."""
 _MAX_REPLY_BYTES = 1 << 24
 _LOOK_SECONDS = 1.0
 """How often a silent child is looked at: a process that it left behind may keep its pipe open."""
@@ -120,12 +121,21 @@ class Executor:
         finally:
             self._journal.end()
 
+    def alone(self, case: Case) -> Verdict:
+        """The verdict on ``case`` as the only one of a new process; errors as of ``check``."""
+        self.close()
+        return self.check(case)
+
     def _require_time(self, case: Case) -> None:
         """Refuse what would only run into the timeout: that would be called a hang."""
-        rate = EFFORT_A_SECOND.get(self._device, math.inf)
-        if case.call.effort > max(self._timeout, 60.0) * rate:
+        if self._device not in EFFORT_A_SECOND:
+            return
+        launches = case.call.launches * (2 if case.relation is not None else 1)
+        seconds = case.call.effort / EFFORT_A_SECOND[self._device]
+        seconds += launches * case.memory() / BYTES_A_SECOND
+        if seconds > max(self._timeout, 60.0):
             raise UnavailableError(
-                f"the case would take {self._device} about {case.call.effort / rate:.0f} s; "
+                f"the case would take {self._device} about {seconds:.0f} s; "
                 "raise --timeout or use --device cuda"
             )
 

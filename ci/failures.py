@@ -8,6 +8,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
+from ci.processes import no_memory
 from impl.contract import one_line
 from oracle.case import Case, image
 from oracle.codec import SCHEMA, CaseError, CaseFile, canonical, dumps, read
@@ -114,7 +115,9 @@ def load(path: Path) -> CaseFile:
         built = checksum(entry.case)
     except ValueError as error:
         raise CaseError(f"{path}: {one_line(error)}") from None
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not no_memory(error):
+            raise
         raise CaseError(f"{path}: there is not enough memory for its values") from None
     if entry.checksum and built != entry.checksum:
         saved = one_line(entry.checksum, 40)

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from ci.executor import SuiteError
+from ci.failures import save
 from ci.gpus import Seat
 from ci.journal import recover
 from ci.processes import ending
@@ -300,6 +301,9 @@ class Run:
         """A failing case, or a smaller one in its place."""
         before = self._left.get(shard)
         self._left[shard] = failure, path
+        if not path.exists():  # by now: another part, or an earlier search of this one, was past it
+            found = {"implementation": shard.implementation, "device": self.options.device}
+            save(self.options.save, failure.case, failure.verdict, found)
         if self._log is not None:
             self._log.failed(shard, failure, path)
         if before is not None and before[1] not in self._paths():

@@ -46,6 +46,13 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def no_memory(error: BaseException) -> bool:
+    """Whether an error means that the machine has no memory left; torch has no type for it."""
+    if isinstance(error, RuntimeError):
+        return "DefaultCPUAllocator: " in str(error)
+    return isinstance(error, MemoryError)
+
+
 def kill_children() -> None:
     """Kill every child of this process and wait for its end, and for theirs that are adopted then."""
     while children := [pid for pid in _processes() if _parent(pid) == os.getpid()]:

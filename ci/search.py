@@ -120,6 +120,10 @@ ROUND = 10
 examples of one run about 80 are distinct calls, of 300 examples of thirty runs about 240."""
 
 
+_AGAIN = 10
+"""Cases that are judged once more where the smallest one failed once and then passed."""
+
+
 def run(search: Search) -> tuple[Tally, Failure | None]:
     """Run a search to its end or to its first failure, shrunk if asked for.
 
@@ -133,8 +137,13 @@ def run(search: Search) -> tuple[Tally, Failure | None]:
         if recorder.failure is not None or time.monotonic() > search.until:
             break
     shrunk = search.shrink and not flaky and not recorder.late
-    if recorder.failure is not None and search.shrink and not flaky:
-        recorder.minimize()
+    try:
+        flaky = flaky and not recorder.settle()
+        if recorder.failure is not None and search.shrink and not flaky:
+            recorder.minimize()
+    except KeyboardInterrupt:
+        assert recorder.failure is not None
+        raise InterruptedSearchError(replace(recorder.failure, shrunk=False)) from None
     tally, failure = recorder.finish(), recorder.failure
     return tally, replace(failure, shrunk=shrunk, flaky=flaky) if failure is not None else None
 
@@ -197,6 +206,8 @@ class _Recorder:
         self._causes: dict[tuple[str, str, str], str] = {}
         self._steady: set[bytes] = set()
         """Cases that failed twice: Hypothesis asks up to six times, and each may take a whole timeout."""
+        self._passed: set[bytes] = set()
+        """Cases that passed since the first one failed: some may have failed before."""
         self._whole, self._part = Tally(), Tally()
         self._hash = hashlib.blake2b(digest_size=8)
         self._reported = time.monotonic()
@@ -221,6 +232,8 @@ class _Recorder:
         part.seconds += now - start
         if not verdict.ok:
             verdict = self._with_cause(verdict)
+        elif self._failing:
+            self._passed.add(canonical(case))
         finding = "" if verdict.ok else search.known(case, verdict)
         failed = not verdict.ok and not finding
         if self.failure is None:
@@ -272,25 +285,32 @@ class _Recorder:
         except Exception as error:  # no verdict of the case, whatever Hypothesis would take it for
             raise _StopError(error) from error
 
+    def settle(self) -> bool:
+        """Fall back to the last case that fails once more, if one does: what came once may hide a fault."""
+        found = [failure for key, failure in self._failing.items() if key not in self._passed]
+        for failure in found[: -_AGAIN - 1 : -1]:
+            verdict = self._again(failure.case)
+            if not verdict.ok:
+                self._keep(failure.case, verdict)
+                return True
+        return False
+
     def minimize(self) -> None:
         """Make the failing case smaller by the domain's own steps (``ci.minimize``)."""
         assert self.failure is not None
+        minimize(self.failure.case, self.failure.verdict, self._again, self._keep, until=self._search.until)
 
-        def judge(case: Case) -> Verdict:
-            self._part.executions += 1
-            self._report(time.monotonic())
-            verdict = self._search.judge(case)
-            known = not verdict.ok and self._search.known(case, verdict)
-            return replace(verdict, problems=()) if known else verdict
+    def _again(self, case: Case) -> Verdict:
+        """The verdict on a case of no example; a known finding is none that counts."""
+        self._part.executions += 1
+        self._report(time.monotonic())
+        verdict = self._search.judge(case)
+        known = not verdict.ok and self._search.known(case, verdict)
+        return replace(verdict, problems=()) if known else verdict
 
-        def keep(case: Case, verdict: Verdict) -> None:
-            self.failure = Failure(case, self._with_cause(verdict))
-            self._search.found(replace(self.failure, shrunk=False))
-
-        try:
-            minimize(self.failure.case, self.failure.verdict, judge, keep, until=self._search.until)
-        except KeyboardInterrupt:
-            raise InterruptedSearchError(replace(self.failure, shrunk=False)) from None
+    def _keep(self, case: Case, verdict: Verdict) -> None:
+        self.failure = Failure(case, self._with_cause(verdict))
+        self._search.found(replace(self.failure, shrunk=False))
 
     def _report(self, now: float) -> None:
         self._search.report(self._part)

@@ -49,8 +49,7 @@ _UNLIMITED = 1 << 30
 
 def _alone(executor: Executor, case: Case) -> str:
     """What to add if the case passes as the only one of a new process."""
-    executor.close()
     try:
-        return " (not reproducible: it passes in a new process)" if executor.check(case).ok else ""
+        return " (not reproducible: it passes in a new process)" if executor.alone(case).ok else ""
     except UnavailableError as error:
         return f" (not run again: {error})"

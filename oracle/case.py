@@ -116,6 +116,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The code path that the call must take; empty where the contract lays none down."""
         return self.call.path(self.layouts, self.pages)
 
+    def memory(self) -> int:
+        """Bytes of its tensors as they lie, and of what a run keeps beside them."""
+        specs, size = self.call.tensors(), self.call.own_bytes()
+        for name, spec in specs.items():
+            layout = self.layouts.get(name, DENSE)
+            size += (layout.offset + extent(spec.shape, strides(spec, layout))) * spec.itemsize
+        for page in self.pages:
+            size += (sum(page.gaps) + page.tail) * max(specs[name].shape[0] for name in page.members)
+            size += page.offset
+        return size
+
     def __post_init__(self) -> None:
         intern_field(self, "poison")
         self.call.check()
@@ -134,15 +145,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         unknown = self.regimes.keys() - {spec.table for spec in specs.values()}
         if unknown:
             raise ValueError(f"{self.op} has no tensor {min(unknown)!r} to give values to")
-        size = 0
-        for name, spec in specs.items():
-            layout = self.layouts.get(name, DENSE)
-            size += (layout.offset + extent(spec.shape, strides(spec, layout))) * spec.itemsize
-        size += sum(
-            (sum(page.gaps) + page.tail) * max(specs[name].shape[0] for name in page.members) + page.offset
-            for page in self.pages
-        )
-        size += self.call.own_bytes()
+        size = self.memory()
         if size > MAX_BYTES:
             raise ValueError(f"the case needs {size} bytes; the limit is {MAX_BYTES}")
         drawn = self.call.drawn()

@@ -191,21 +191,15 @@ class Subject:
             while time.monotonic() < end:
                 holds()
         except pytest.fail.Exception as failed:
-            told = f"{failed}{self._alone()}"
+            told = f"{failed}{self._unless_alone()}"
         if told:  # out here, or pytest would print both
             pytest.fail(told, pytrace=False)
 
-    def _alone(self) -> str:
+    def _unless_alone(self) -> str:
         """What to add if the case that failed last passes as the only one of a new process."""
-        if self._failing is None:
+        if self._failing is None or not self.alone(self._failing).ok:
             return ""
-        self._executor.close()
-        verdict = self._executor.check(self._failing)
-        return (
-            ""
-            if not verdict.ok
-            else ("\nAs the only case of a new process it passes: what ran before it counts, or chance does")
-        )
+        return "\nAs the only case of a new process it passes: what ran before it counts, or chance does"
 
     def settings(self, steps: int = 50) -> hypothesis.settings:
         """The profile's, for the running test: what failed here is replayed by this test on this subject."""
@@ -224,6 +218,10 @@ class Subject:
         known = explained(self.known, self.name, self.offer.version, case, verdict) is not None
         self.ledger.judged(verdict, time.monotonic() - start, known=known)
         return verdict
+
+    def alone(self, case: Case) -> Verdict:
+        """The verdict on a case as the only one of a new process."""
+        return self._executor.alone(case)
 
     def require(self, case: Case, *, excuse: bool = True) -> None:
         """Judge a case; a failing one is saved and described with its replay line.
@@ -248,7 +246,7 @@ class Subject:
             path = self._save(case, verdict, found)
             self.ledger.saved(str(path), replay_line(path, self.name, self.device))
             self._failing = case
-            added = "" if hypothesis.currently_in_test_context() else self._alone()
+            added = "" if hypothesis.currently_in_test_context() else self._unless_alone()
             told = "\n".join(describe(case, verdict, path, self.name, self.device))
             pytest.fail(told + added, pytrace=False)
 

@@ -35,6 +35,8 @@ def test_differential(subject: Subject, operation: str) -> None:
 )
 def test_invariant(subject: Subject, operation: str, relation: str) -> None:
     """A case and its image under the relation agree bit for bit."""
+    if relation == "graph" and not subject.domain(operation).graphs:
+        pytest.skip("needs a call that a graph can hold; found one that waits for the host")
     strategy = subject.cases(operation, relation)
     # An interpreter runs such a case twice in seconds; the differential test has them all.
     subject.search(strategy.filter(light) if subject.device == "cpu" else strategy)

@@ -197,6 +197,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """What an interpreter's time goes by, roughly: programs of some thousand elements."""
         raise NotImplementedError
 
+    @property
+    def launches(self) -> int:
+        """Calls whose memory is compared."""
+        return 1
+
     def own_bytes(self) -> int:
         """Memory that a run needs beside the tensors that the caller passes."""
         return 0

@@ -75,6 +75,11 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
         folded = folds(decoding * self.window, self.heads, self.key_dim, self.value_dim)
         return 2 * folded + taps(self.tokens, self.rows, self.channels)
 
+    @property
+    def launches(self) -> int:
+        """Per step a convolution, a verify and a commit."""
+        return 3 * len(set(self.steps))
+
     def own_bytes(self) -> int:
         """The slots of the pool, the records, and per request the model's state in float64."""
         stored, activation = DTYPES[self.state].itemsize, DTYPES[self.activation].itemsize

@@ -1,4 +1,3 @@
-# mypy: ignore-errors
 """A case refuses what is outside the contract, in one sentence."""
 
 from typing import Any
@@ -164,8 +163,14 @@ def test_serving_counts_the_memory_of_its_engine(changes: dict[str, int]) -> Non
 def test_more_values_than_a_case_may_draw() -> None:
     """Of a row's tokens as many are drawn as it may have, however few it has."""
     fields: dict[str, Any] = {"channels": 65536, "state_len": 3, "most_tokens": 4096}
-    one = {"pool": 2, "qlens": (1,), "slots": (1,), "ids": (0,), "initial": (False,)}
-    two = {"pool": 3, "qlens": (1, 1), "slots": (1, 2), "ids": (0, 1), "initial": (False, False)}
+    one: dict[str, Any] = {"pool": 2, "qlens": (1,), "slots": (1,), "ids": (0,), "initial": (False,)}
+    two: dict[str, Any] = {
+        "pool": 3,
+        "qlens": (1, 1),
+        "slots": (1, 2),
+        "ids": (0, 1),
+        "initial": (False, False),
+    }
     call = Case(call=ConvPrefill(**fields, **one)).call
     assert call.drawn() == 65536 * (4096 + 4 + 3)  # tokens, taps, columns of a stored row
     with pytest.raises(ValueError, match=r"^the case draws \d+ elements; the limit is 536870912$"):

@@ -37,6 +37,10 @@ class Fake(Subject):
         self.judged.append(case)
         return WRONG if self.wrong(case) else Verdict()
 
+    def alone(self, case: Case) -> Verdict:
+        """As ever: it has no process."""
+        return WRONG if self.wrong(case) else Verdict()
+
 
 @contextmanager
 def current(profile: hypothesis.settings) -> Iterator[None]:

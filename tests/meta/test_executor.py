@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import ci.fuzz
+from ci.child import Reply, _failed
 from ci.executor import Executor, SuiteError
 from ci.failures import save
 from ci.fuzz import Run
@@ -147,20 +149,31 @@ def test_a_child_killed_from_outside_between_cases(menu: Executor) -> None:
     assert menu.check(RIGHT).ok
 
 
-@pytest.mark.parametrize(("device", "heads"), [("cpu", 4000), ("emulator", 4000)])
-def test_what_would_only_run_into_the_timeout_is_refused(device: str, heads: int) -> None:
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_what_would_only_run_into_the_timeout_is_refused(device: str) -> None:
     """It would be called a hang; with more time it is judged. A GPU is fast enough for any case."""
-    call = msgspec.structs.replace(verify_of(CASE), heads=heads, window=8)
-    case = Case(call=call)
-    assert call.effort == 2 * 8 * heads
-    executor = Executor("nothing", device, timeout=1.0)
-    with pytest.raises(
-        UnavailableError, match=rf"^the case would take {device} about \d+ s; raise --timeout"
-    ):
-        executor.check(case)
-    for patient in (Executor("nothing", device, timeout=900.0), Executor("nothing", "cuda", timeout=1.0)):
-        with pytest.raises(UnavailableError, match=r"unknown implementation 'nothing'|cuda"):
-            patient.check(case)
+    many = msgspec.structs.replace(verify_of(CASE), heads=4000, window=8)
+    assert many.effort == 2 * 8 * 4000
+    wide = Case(
+        call=verify_of(CASE), layouts={"state": Layout(gaps=(510 << 20 >> 2, 0, 0, 0))}, relation=Repeat()
+    )
+    for case in (Case(call=many), wide):
+        with pytest.raises(
+            UnavailableError, match=rf"^the case would take {device} about \d+ s; raise --time"
+        ):
+            Executor("nothing", device, timeout=1.0).check(case)
+        for patient, where in ((900.0, device), (1.0, "cuda")):
+            with pytest.raises(UnavailableError, match=r"unknown implementation 'nothing'|cuda"):
+                Executor("nothing", where, timeout=patient).check(case)
+
+
+def test_no_memory_is_no_fault_of_the_suite() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    for error in (caught.value, MemoryError()):
+        assert _failed(error) == Reply(unavailable="there is not enough memory here to judge the case")
+    assert "ZeroDivisionError" in _failed(ZeroDivisionError()).broken
+    assert "another" in _failed(RuntimeError("another")).broken
 
 
 def test_what_cannot_be_loaded(folder: Path) -> None:

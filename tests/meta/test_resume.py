@@ -2,11 +2,13 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -108,7 +110,7 @@ class Puppet:
 
     def join(self) -> None:
         """As of a process."""
-        self.thread.join(20)
+        self.thread.join(5)
 
 
 class Watched(RunLog):
@@ -219,6 +221,25 @@ def test_a_part_that_kills_every_worker(stage: Stage) -> None:
     assert "a1" not in map(name_of, read_log(latest(stage.folder)).shards)
 
 
+def test_a_lost_part_does_not_count(tmp_path: Path) -> None:
+    """What is done counts, and what others are at."""
+    run = Run(Options(("a",), ("verify",), "cpu", save=tmp_path), {}, {})
+    (row,) = run.rows.values()
+    process = SimpleNamespace(kill=bool, join=bool, exitcode=-9, pid=NO_PID)
+    workers = []
+    for index, examples in enumerate((7, 5)):
+        channel, _ = Pipe()
+        shard, part = Shard("a", "verify", index, 100), Tally(examples=examples)
+        workers.append(_Worker(process, channel, None, shard, part))  # type: ignore[arg-type]
+    row.finished.add(Tally(examples=30))
+    row.tally.add(Tally(examples=42))
+    lost, other = workers
+    run._bury(workers, lost, deque())
+    assert workers == [other]
+    assert (row.tally.examples, row.finished.examples) == (35, 30)
+    other.channel.close()
+
+
 def test_what_a_lost_worker_found(stage: Stage) -> None:
     """Found again, it is the smaller case that counts; not found again, it is told as such, and logged so."""
     stage.script = {
@@ -269,6 +290,19 @@ def test_one_part_is_at_the_case_of_another(stage: Stage) -> None:
     assert stage.files() == set(paths)
     run._found(other, Failure(SMALLER, verdict), paths[1])
     assert stage.files() == {paths[1]}
+
+
+def test_a_worker_is_ahead_of_what_the_run_has_heard(stage: Stage) -> None:
+    """It has saved again what the run takes for a leftover of the worker before it."""
+    run = Run(Options(("a",), ("verify",), "cpu", save=stage.folder), {}, {})
+    paths = [save_case(stage.folder, case, BROKEN, {"implementation": "a"}) for case in (FOUND, SMALLER)]
+    shard = Shard("a", "verify", 0, 100)
+    run._left[shard] = Failure(SMALLER, BROKEN), paths[1]
+    run._found(shard, Failure(FOUND, BROKEN), paths[0])
+    assert stage.files() == {paths[0]}
+    run._found(shard, Failure(SMALLER, BROKEN), paths[1])
+    assert stage.files() == {paths[1]}
+    assert load(paths[1]).case == SMALLER
 
 
 def past_of(stage: Stage, script: Script, **more: object) -> Past:
@@ -333,6 +367,7 @@ def test_who_could_not_look_again_has_shown_nothing(stage: Stage) -> None:
     run = stage.play()
     assert told(run) == [(FOUND.seed, False)]
     assert run.rows["a", "verify"].stopped == "no memory"
+    assert read_log(latest(stage.folder)).shards == {}, "a resumed run tries again"
 
 
 def test_a_worker_gets_the_gpu_of_the_one_it_replaces(stage: Stage) -> None:
@@ -410,7 +445,10 @@ def test_how_long_a_worker_shrinks(
     shard = Shard("a", "verify", 0, 100)
     _run_shard(options, None, shard, Domain(), Judge(Verdict()), theirs)  # type: ignore[arg-type]
     assert [(search.shrink, search.shrink_seconds) for search in asked] == [(shrink, seconds)]
-    found, flaky, done = (ours.recv() for _ in range(3))
+    told = []
+    while ours.poll():
+        told.append(ours.recv())
+    found, flaky, done = told
     assert (found.failure.flaky, flaky.failure.flaky, done.done) == (False, True, True)
     assert found.path == flaky.path
     assert load(found.path).found["implementation"] == "a"

@@ -328,6 +328,8 @@ def test_resumed_options(save: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked.past is not None
         assert asked.past.failures[FIRST][1] == folder / "verify/small.json"
     assert resumed(resume=LATEST, save=save, jobs=None).options.jobs >= 1
+    monkeypatch.chdir(save.parent)
+    assert resumed(resume=LATEST, save=Path(save.name), jobs=3).options.save == Path(save.name)
     changed(path, 0, lambda v: v.update(no_known=False))
     assert resumed(resume=LATEST, save=save, jobs=3).options.known == known
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ci.search import Failure, InterruptedSearchError, Search, run
+from ci.search import Failure, FoundError, InterruptedSearchError, Search, _Recorder, run
 from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.codec import canonical
 from oracle.judge import Problem, Verdict
 from tests.meta.calls import verify_of
+from tests.meta.commands import CASE
 from tests.strategies.verify import verify_cases
 
 WRONG = Verdict(2.0, problems=(Problem("value", text="wrong"),))
@@ -148,3 +149,67 @@ def test_a_search_that_does_not_shrink() -> None:
     assert (failure.shrunk, failure.flaky) == (False, False)
     assert canonical(failure.case) == judged[tally.examples - 1]
     assert set(judged[tally.examples :]) <= {canonical(failure.case)}
+
+
+CRASH = Verdict(float("inf"), problems=(Problem("crash", text="the process died of SIGKILL"),))
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_what_comes_once_does_not_hide_what_comes_again(steady: bool) -> None:
+    """Such as a kernel's process that is killed from outside while a real failure is being shrunk."""
+    wrong: list[bytes] = []
+    once: list[bytes] = []
+    told: list[Failure] = []
+
+    def judge(case: Case) -> Verdict:
+        if verify_of(case).value_dim <= 16:
+            if len(wrong) < 3 or once:
+                return Verdict()
+            once.append(canonical(case))
+            return CRASH
+        wrong.append(canonical(case))
+        return WRONG if steady or not once else Verdict()
+
+    _, failure = run(replace(searched(judge), found=told.append))
+    assert failure is not None
+    assert len(once) == 1
+    assert (failure.flaky, failure.shrunk) == (not steady, False)
+    assert (failure.verdict == WRONG) == steady
+    assert failure.case == told[-1].case
+    keys = [canonical(each.case) for each in told if each.verdict == WRONG]
+    again = [index for index, key in enumerate(keys) if key in keys[:index]]
+    assert [keys[index] == keys[index - 1] for index in again] == [True] * steady, "the smallest one's"
+
+
+def test_a_case_that_passed_in_between_is_not_steady() -> None:
+    """Whatever it does when it is judged once more."""
+    verdicts = [WRONG, Verdict(), WRONG]
+    recorder = _Recorder(searched(lambda case: verdicts.pop(0)))
+    with pytest.raises(FoundError):
+        recorder.run(CASE)
+    recorder.run(CASE)
+    assert not recorder.settle()
+    assert recorder.failure == Failure(CASE, WRONG)
+
+
+def test_an_interruption_of_a_last_look_keeps_the_failure() -> None:
+    """Where the smallest case has passed, and the others are judged once more."""
+    wrong: list[bytes] = []
+    once: list[bytes] = []
+
+    def judge(case: Case) -> Verdict:
+        if canonical(case) in once:
+            once.append(canonical(case))
+        if len(once) > 1 and verify_of(case).value_dim > 16:
+            raise KeyboardInterrupt
+        if verify_of(case).value_dim <= 16:
+            if len(wrong) < 3 or once:
+                return Verdict()
+            once.append(canonical(case))
+            return CRASH
+        wrong.append(canonical(case))
+        return WRONG
+
+    with pytest.raises(InterruptedSearchError) as caught:
+        run(searched(judge))
+    assert canonical(caught.value.failure.case) in {*wrong, *once}

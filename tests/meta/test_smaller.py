@@ -1,93 +1,128 @@
-"""The commands that make failing cases fewer and smaller: minimize, corpus add, corpus dedupe."""
+"""The minimiser's steps for every operation, and how large a case is as JSON."""
 
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
 import pytest
 
-from ci.failures import case_id, save
-from oracle.codec import read
+from ci.minimize import candidates, measure, minimize
+from impl.contract import UnavailableError
+from oracle.buckets import EXAMPLES
+from oracle.calls.commit import Commit
+from oracle.calls.conv import ConvPrefill, ConvUpdate
+from oracle.case import Case, image
+from oracle.codec import SCHEMA, CaseFile, canonical, case_from_json, dumps, loads
 from oracle.judge import Problem, Verdict
-from tests.meta.calls import verify_of
-from tests.meta.commands import CASE, Result, entry, here, plug_in
+from tests.meta.drawn import OPERATIONS, any_cases, over, sample
+from tests.strategies.cases import CASES
 
-replace = msgspec.structs.replace
-ROWS = {"qlens": (4, 2, 1), "slots": (8, 3, 1), "ids": (0, 1, 2), "capacity": 3, "pool": 9}
-LARGE = replace(
-    CASE, call=replace(verify_of(CASE), heads=3, value_dim=20, window=4, **ROWS), poison="huge", seed=5
-)
-"""Fails on ``zoo:large``: more than one head and more than 16 value channels."""
-WRONG = Verdict(problems=(Problem("value", "out", "output", text="planted"),), path="plain")
+EACH = pytest.mark.parametrize("op", OPERATIONS)
+FAILED = Verdict(problems=(Problem("value", "out", "conv"),))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    plug_in(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@over(any_cases())
+def test_candidates_are_smaller_cases(case: Case) -> None:
+    size, count = measure(case), 0
+    for candidate in candidates(case):
+        assert type(candidate) is Case
+        assert candidate.op == case.op
+        assert measure(candidate) < size
+        candidate.call.check()
+        assert case_from_json(canonical(candidate)) == candidate
+        count += 1
+        if count == 60:
+            break
+    assert count or case.call.rows <= 1
 
 
-@pytest.fixture
-def run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Result]:
-    """The command, in this process and that folder."""
-    return lambda *arguments: here(monkeypatch, capsys, folder, *map(str, arguments))
+@EACH
+def test_the_smallest_call_is_the_smallest(op: str) -> None:
+    """What the minimiser makes of a case whose every part is beside the point."""
+    drawn = _example(op, lambda case: case.call.rows > 2 and bool(case.layouts) and case.relation is not None)
+    smallest, _ = minimize(drawn, FAILED, lambda _: FAILED)
+    assert smallest.call.rows in (0, 1)
+    assert (smallest.layouts, smallest.pages, smallest.regimes, smallest.relation) == ({}, (), {}, None)
+    assert smallest.seed == 0
+    assert sum(smallest.call.qlens) <= 1
+    again, _ = minimize(smallest, FAILED, lambda _: FAILED)
+    assert again == smallest
 
 
-def test_minimize(folder: Path, run: Callable[..., Result]) -> None:
-    """One row, one token, the two heads that the fault needs; saved with what it is."""
-    path = save(folder / "large", LARGE, WRONG, {"implementation": "zoo_outside:large", "device": "cpu"})
-    done = run("minimize", path)
-    assert done.code == 1, done.err
-    (saved,) = (folder / ".kdafuzz/failures").rglob("*.json")
-    call = verify_of(read(saved).case)
-    assert (call.rows, call.tokens, call.heads) == (1, 1, 2)
-    assert read(saved).found["signature"] == "value output out"
-    assert f"minimal case {saved.relative_to(folder)}" in done.out
+def test_candidates_that_an_implementation_does_not_take_are_passed_over() -> None:
+    drawn = _example("verify", lambda case: getattr(case.call, "heads", 0) > 2 and case.call.rows > 1)
+
+    def judge(case: Case) -> Verdict:
+        if getattr(case.call, "heads", 0) != getattr(drawn.call, "heads", 0):
+            raise UnavailableError("no such count of heads")
+        return FAILED
+
+    smallest, _ = minimize(drawn, FAILED, judge)
+    assert getattr(smallest.call, "heads", 0) == getattr(drawn.call, "heads", 0)
+    assert smallest.call.rows <= 1
 
 
-def test_minimize_a_case_that_passes(folder: Path, run: Callable[..., Result]) -> None:
-    path = save(folder / "small", CASE, WRONG, {"implementation": "zoo_outside:large", "device": "cpu"})
-    done = run("minimize", path)
-    assert (done.code, "passes on zoo_outside:large (cpu)" in done.out) == (0, True)
-    assert not (folder / ".kdafuzz/failures").exists()
+@EACH
+def test_a_fault_of_one_kind_of_row_keeps_one_such_row(op: str) -> None:
+    """A fault that needs one live row of two tokens: nothing else is left of the case."""
+
+    def faulty(case: Case) -> bool:
+        return any(case.call.live(i) and n >= 2 for i, n in enumerate(case.call.qlens))
+
+    drawn = _example(op, lambda case: case.call.rows > 2 and faulty(case) and _varlen(case))
+    smallest, _ = minimize(drawn, FAILED, lambda case: _verdict(faulty(case)))
+    call = smallest.call
+    assert (call.qlens, call.slots, call.ids) == ((2,), (1,), call.ids)
+    assert call.pool == 2
+    assert [getattr(call, name) for name in call.shrinkable] == [1] * len(call.shrinkable)
+    if isinstance(call, Commit):
+        assert (call.block_size, len(call.accepted), call.requests, call.window) == (0, 1, (), 2)
+        assert call.state_len == 2
+    if isinstance(call, ConvUpdate):
+        assert (call.window, call.accepted in ((), (1,)), call.silu, call.bias) == (2, True, False, None)
+    if isinstance(call, ConvPrefill):
+        assert (call.most_tokens, call.initial, call.silu, call.bias) == (2, (False,), False, None)
 
 
-def test_dedupe_keeps_the_smallest_of_each_kind(folder: Path, run: Callable[..., Result]) -> None:
-    mine, other = {"implementation": "a", "device": "cpu"}, {"implementation": "b", "device": "cpu"}
-    elsewhere = Verdict(problems=(Problem("value", "correction", "correction"),), path="plain")
-    kept = [
-        save(folder / "some", CASE, WRONG, mine),
-        save(folder / "some", LARGE, elsewhere, mine),
-        save(folder / "more", LARGE, WRONG, other),
-    ]
-    gone = save(folder / "more", LARGE, WRONG, mine | {"note": "larger"}).rename(
-        folder / "some" / "larger.json"
-    )
-    kept[2] = save(folder / "more", LARGE, WRONG, other)
-    told = run("corpus", "dedupe", folder)
-    assert "3 kinds of failure, 1 further cases (--remove removes them)" in told.out
-    assert gone.exists()
-    assert run("corpus", "dedupe", folder, "--remove").code == 0
-    assert [path.exists() for path in (*kept, gone)] == [True, True, True, False]
+def test_a_batch_of_rows_of_one_length_becomes_shorter() -> None:
+    """Without query_start_loc every row has the window's tokens: window and lengths must shrink as one."""
+    rows = {"pool": 4, "qlens": (4, 4), "slots": (1, 2), "ids": (0, 1)}
+    call = ConvUpdate(**rows, channels=1, state_len=3, window=4, form="batch", silu=False)  # type: ignore[arg-type]
+    smallest, _ = minimize(Case(call=call), FAILED, lambda case: _verdict(case.call.rows > 0))
+    assert smallest.call.qlens == (1,)
 
 
-def test_dedupe_keeps_what_has_no_signature(folder: Path, run: Callable[..., Result]) -> None:
-    for name, seed in (("one", 1), ("two", 2)):
-        made = entry(case=replace(CASE, seed=seed), checksum="")
-        (folder / f"{name}.json").write_bytes(msgspec.json.encode(made))
-    assert "2 kinds of failure, 0 further cases" in run("corpus", "dedupe", folder, "--remove").out
-    assert len(list(folder.glob("*.json"))) == 2
+def _verdict(failed: bool) -> Verdict:
+    return FAILED if failed else Verdict()
 
 
-def test_add(folder: Path, run: Callable[..., Result]) -> None:
-    """Named by content, explained, and never twice; ``corpus check`` agrees."""
-    path = save(folder, CASE, WRONG, {"implementation": "a", "device": "cpu"})
-    assert run("corpus", "add", path, "--why", "a test", "--name", "Two words!", "--to", "own").code == 0
-    placed = folder / "own" / "verify" / f"two-words-{case_id(CASE)}.json"
-    assert (read(placed).why, read(placed).found["path"]) == ("a test", "plain")
-    assert run("corpus", "check", "own").code == 0
-    again = run("corpus", "add", path, "--why", "again", "--name", "other", "--to", "own")
-    assert (again.code, "the corpus has this case already" in again.err) == (2, True)
+def _varlen(case: Case) -> bool:
+    return not isinstance(case.call, ConvUpdate) or case.call.form == "varlen"
+
+
+def _example(op: str, wanted: Callable[[Case], bool]) -> Case:
+    return next(filter(wanted, sample(CASES[op](), 100)))
+
+
+@EACH
+def test_json_of_the_smallest(op: str) -> None:
+    case = Case(call=EXAMPLES[op])
+    assert case_from_json(canonical(case)) == case
+    assert len(canonical(case)) < 600
+
+
+@over(any_cases())
+def test_json_round_trip(case: Case) -> None:
+    data = canonical(case)
+    assert case_from_json(data) == case
+    assert canonical(case_from_json(data)) == data
+    entry = CaseFile(kdafuzz=SCHEMA, case=case, checksum="00", why="drawn")
+    assert loads(dumps(entry)) == entry
+    if case.relation is not None:
+        assert image(case).relation is None
+
+
+@EACH
+def test_most_cases_are_short(op: str) -> None:
+    """2 kB hold nearly every case; a commit of three layers, pages and five rows may take more."""
+    sizes = sorted(len(canonical(case)) for case in sample(CASES[op](), 30))
+    assert len(sizes) == 300
+    assert sum(size <= 2048 for size in sizes) >= (0.95 if op == "commit" else 1.0) * len(sizes), sizes[-15:]
