@@ -81,7 +81,7 @@ def from_options(
     seed = secrets.randbelow(2**31) if seed is None else seed
     options = Options(
         implementations=names,
-        operations=_operations(operations),
+        operations=operations_of(operations),
         device=device,
         examples=examples,
         minutes=minutes,
@@ -117,12 +117,20 @@ def resumed(*, resume: str, save: Path, jobs: int | None, **_: Any) -> Asked:
     return Asked(options, past.no_known, RunLog(path), gpus, past, tuple(recover(folder)))
 
 
-def _operations(text: str) -> tuple[str, ...]:
+def operations_of(text: str, among: Sequence[str] = OPERATIONS) -> tuple[str, ...]:
+    """The operations that ``--op`` lists; ``UnavailableError`` if one is not ``among`` those there are."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    unknown = [name for name in names if name not in OPERATIONS]
-    if unknown or not names:
-        raise UnavailableError(f"unknown operation {text!r}; --op takes a list of {', '.join(OPERATIONS)}")
+    if not names or any(name not in among for name in names):
+        raise UnavailableError(f"unknown operation {text!r}; --op takes a list of {', '.join(among)}")
     return names
+
+
+def numbers_of(option: str, text: str, most: int) -> tuple[int, ...]:
+    """The numbers from 1 to ``most`` that an option lists; ``UnavailableError`` for anything else."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(x.isdecimal() and 1 <= int(x) <= most for x in parts):
+        raise UnavailableError(f"{option} takes a list of numbers from 1 to {most}; found {text!r}")
+    return tuple(int(x) for x in parts)
 
 
 def _jobs(gpus: Sequence[Gpu]) -> int:

@@ -79,6 +79,14 @@ def _set_schedules(context: click.Context, param: click.Parameter, value: str | 
     context.call_on_close(restore)
 
 
+timeout_option = click.option(
+    "--timeout",
+    type=Number(0.1, 86400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for one case before it counts as hung.",
+)
+
 sanitize_option = click.option(
     "--sanitize",
     type=click.Choice(TOOLS),
@@ -150,13 +158,7 @@ def doctor(implementations: str, kernels: bool, arches: str, windows: str) -> No
     type=click.IntRange(0, 100_000),
     help="Distinct kernel variants; 0 is no limit.  [default: 0 on cpu; examples / 50, 16 to 256, on cuda]",
 )
-@click.option(
-    "--timeout",
-    type=Number(0.1, 86400),
-    default=60.0,
-    show_default=True,
-    help="Seconds for one case before it counts as hung.",
-)
+@timeout_option
 @click.option(
     "--shrink-seconds",
     type=Number(0, 86400),
@@ -201,13 +203,7 @@ def _refuse_beside_resume(context: click.Context, *allowed: str) -> None:
 @device_option
 @schedules_option
 @sanitize_option
-@click.option(
-    "--timeout",
-    type=Number(0.1, 86400),
-    default=60.0,
-    show_default=True,
-    help="Seconds for one case.",
-)
+@timeout_option
 def replay(
     paths: tuple[str, ...], implementations: str, device: str | None, timeout: float, sanitize: str | None
 ) -> None:
@@ -410,6 +406,69 @@ def bench_kernels(**given: Any) -> None:
     sys.exit(command(**given))
 
 
+@bench.command("examples")
+@implementation_option("triton")
+@click.option(
+    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
+)
+@device_option
+@click.option("--examples", type=click.IntRange(10, 10_000_000), default=100, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option("--palette", type=click.IntRange(0, 100_000), help="As of fuzz.")
+@click.option(
+    "--jobs", default="1", show_default=True, help="Comma-separated: whole searches with so many processes."
+)
+@timeout_option
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
+)
+def bench_examples(**given: Any) -> None:
+    """Judged examples a second, where their time goes, and the memory that it takes.
+
+    Everything is done twice and timed the second time, when all kernels are compiled. A failing example
+    ends an operation's measurement: kdafuzz fuzz has more to say of it.
+    """
+    from ci.bench.examples import command
+
+    sys.exit(command(**given))
+
+
+@bench.command("growth")
+@click.option(
+    "--op",
+    "operations",
+    default="verify,fused_verify,commit,conv_update,conv_prefill,packed_conv",
+    show_default=True,
+    help="Comma-separated operations.",
+)
+@click.option(
+    "--doublings", type=click.IntRange(2, 12), default=6, show_default=True, help="Values of every size."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1, 1000), default=3, show_default=True, help="The least counts."
+)
+@click.option(
+    "--jobs", default="", help="Whole searches too, with so many processes each, as of bench examples."
+)
+@click.option("--impl", "implementation", default="triton", show_default=True, help="Of --jobs.")
+@device_option
+@click.option(
+    "--examples", type=click.IntRange(10, 1_000_000), default=50, show_default=True, help="Of --jobs."
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
+)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="A picture: PNG, SVG or PDF.")
+def bench_growth(**given: Any) -> None:
+    """How the suite's own work (values, oracle, judge) grows with a case: processor time and exponents.
+
+    Sizes are the contract's K = V = 128; one of T, H, N, window, channels and layers is doubled at a time.
+    """
+    from ci.bench.growth import command
+
+    sys.exit(command(**given))
+
+
 @cli.group()
 def corpus() -> None:
     """The folder of saved cases."""
@@ -450,9 +509,7 @@ def corpus_dedupe(folder: Path, remove: bool) -> None:
 @click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
 @implementation_option("")
 @device_option
-@click.option(
-    "--timeout", type=Number(0.1, 86400), default=60.0, show_default=True, help="Seconds for one case."
-)
+@timeout_option
 @click.option(
     "--seconds", type=Number(0, 86400), default=300.0, show_default=True, help="Seconds for all of it."
 )

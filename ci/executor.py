@@ -77,6 +77,11 @@ class Executor:
         self._child: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that judges; 0 while there is none."""
+        return self._child.pid if self._child is not None else 0
+
     def start(self) -> None:
         """Have the implementation loaded, if it is not yet; ``UnavailableError`` if it cannot be."""
         if self._child is not None:

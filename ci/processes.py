@@ -53,6 +53,15 @@ def no_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds; 0 if there is none of that number."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def kill_children() -> None:
     """Kill every child of this process and wait for its end, and for theirs that are adopted then."""
     while children := [pid for pid in _processes() if _parent(pid) == os.getpid()]:

@@ -86,13 +86,11 @@ def _window(size: Size, slots: tuple[int, ...], pool: int) -> AnyCall:
     N, Q, H = size.rows, size.window, size.heads
     channels = PARTS * H * K
     full = (Q,) * N
+    rows: dict[str, Any] = {"pool": pool, "qlens": full, "slots": slots, "ids": tuple(range(N))}
     match size.op:
         case "verify":
             return Verify(
-                pool=pool,
-                qlens=full,
-                slots=slots,
-                ids=tuple(range(N)),
+                **rows,
                 heads=H,
                 key_dim=K,
                 value_dim=V,
@@ -105,10 +103,7 @@ def _window(size: Size, slots: tuple[int, ...], pool: int) -> AnyCall:
             )
         case "fused_verify":
             return FusedVerify(
-                pool=pool,
-                qlens=full,
-                slots=slots,
-                ids=tuple(range(N)),
+                **rows,
                 heads=H,
                 window=Q,
                 capacity=N,
@@ -117,10 +112,7 @@ def _window(size: Size, slots: tuple[int, ...], pool: int) -> AnyCall:
             )
         case "conv_update":
             return ConvUpdate(
-                pool=pool,
-                qlens=full,
-                slots=slots,
-                ids=tuple(range(N)),
+                **rows,
                 channels=channels,
                 state_len=Q + WIDTH - 2,
                 window=Q,
@@ -130,10 +122,7 @@ def _window(size: Size, slots: tuple[int, ...], pool: int) -> AnyCall:
                 taps="bfloat16",
             )
     return Commit(
-        pool=pool,
-        qlens=full,
-        slots=slots,
-        ids=tuple(range(N)),
+        **rows,
         layers=size.layers,
         heads=H,
         key_dim=K,
@@ -173,13 +162,14 @@ def _prefill(size: Size, slots: tuple[int, ...], pool: int) -> ConvPrefill:
     return ConvPrefill(**fields)
 
 
+def _rows(call: FusedVerify) -> dict[str, Any]:
+    return {"pool": call.pool, "qlens": call.qlens, "slots": call.slots, "ids": call.ids}
+
+
 def updated(call: FusedVerify) -> ConvUpdate:
     """The convolution's step within a fused verify."""
     return ConvUpdate(
-        pool=call.pool,
-        qlens=call.qlens,
-        slots=call.slots,
-        ids=call.ids,
+        **_rows(call),
         channels=call.channels,
         state_len=call.state_len,
         window=call.window,
@@ -193,10 +183,7 @@ def updated(call: FusedVerify) -> ConvUpdate:
 def verified(call: FusedVerify, records: str) -> Verify:
     """The verify within a fused verify, with one record row per batch ``row`` or per state ``slot``."""
     return Verify(
-        pool=call.pool,
-        qlens=call.qlens,
-        slots=call.slots,
-        ids=call.ids,
+        **_rows(call),
         heads=call.heads,
         key_dim=K,
         value_dim=V,

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from rich.console import Console
 
+from ci.asked import numbers_of, operations_of
 from ci.bench.agreement import difference
 from ci.bench.calls import OPERATIONS, Grid, Size
 from ci.bench.inputs import Inputs, build, sets_of
@@ -47,13 +48,13 @@ def command(
     json_path: Path | None,
 ) -> int:
     """Run what the options ask for; 1 if results disagree or a call fails, 2 if nothing could run."""
-    names, ops = split(implementations), _operations(operations)
+    names, ops = split(implementations), operations_of(operations, OPERATIONS)
     grid = Grid(
-        _numbers("--rows", rows, 4096),
-        _numbers("--windows", windows, 8),
+        numbers_of("--rows", rows, 4096),
+        numbers_of("--windows", windows, 8),
         heads,
         layers,
-        _numbers("--tokens", tokens, 1 << 20),
+        numbers_of("--tokens", tokens, 1 << 20),
         channels,
     )
     if channels % 3 or channels // 3 % 64:
@@ -278,17 +279,3 @@ def _facts(bench: Bench) -> dict[str, Any]:
 def _heading(facts: dict[str, Any]) -> str:
     where = facts["gpu"] or "no GPU: every call is made once, small, and nothing is timed"
     return f"kdafuzz bench kernels: {where}, torch {facts['torch']}, triton {facts['triton']}"
-
-
-def _operations(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names or any(name not in OPERATIONS for name in names):
-        raise UnavailableError(f"unknown operation {text!r}; --op takes a list of {', '.join(OPERATIONS)}")
-    return names
-
-
-def _numbers(option: str, text: str, most: int) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(x.isdecimal() and 1 <= int(x) <= most for x in parts):
-        raise UnavailableError(f"{option} takes a list of numbers from 1 to {most}; found {text!r}")
-    return tuple(int(x) for x in parts)

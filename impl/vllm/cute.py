@@ -80,7 +80,7 @@ def implementation(text: str, loaded: LoadedVllm, fallback: Implementation) -> I
     return Implementation(
         name=text,
         version=loaded.source.version,
-        operations={"fused_verify": kernels.verify, "commit": _on_cute(context, kernels.module)},
+        operations={"fused_verify": kernels.verify, "commit": on_cute(context, kernels.module)},
         arithmetic="factored-fp32",
         devices=("emulator",),
         domains=DOMAINS,
@@ -171,7 +171,7 @@ class _Kernels:
         return call
 
 
-def _on_cute(context: type[Any], kernels: ModuleType) -> type[Any]:
+def on_cute(context: type[Any], kernels: ModuleType) -> type[Any]:
     """The commit context with the CuTe kernel as its fold, compiled when the context is made."""
 
     class Context(context):

@@ -17,6 +17,7 @@ from impl.contract import Implementation, UnavailableError
 from impl.cute import aot
 from impl.cute.compile import architecture
 from impl.cute.emulator.compiled import digest
+from impl.vllm.cute import on_cute
 from impl.vllm.load import AbsentError, LoadedVllm, load
 from impl.vllm.source import SourceError, resolve, split_flavour
 
@@ -34,7 +35,7 @@ def implementation(text: str) -> Implementation:
     except (AbsentError, SourceError) as error:
         raise UnavailableError(f"{text}: {error}") from None
     _serve_from_libraries(text, loaded, module)
-    operations: dict[str, Callable[..., object]] = {"commit": _on_cute(context, module)}
+    operations: dict[str, Callable[..., object]] = {"commit": on_cute(context, module)}
     absent = {"fused_verify": "vLLM's fused verify needs an SM10x GPU and nvidia-cutlass-dsl"}
     if architecture(torch.device("cuda")).startswith("sm_10") and _has_dsl():
         operations["fused_verify"] = module.CuteRecoverSSMVerify
@@ -125,21 +126,3 @@ def _own_compiler(module: ModuleType) -> Callable[..., Any]:
 
 def _has_dsl() -> bool:
     return importlib.util.find_spec("cutlass") is not None
-
-
-def _on_cute(context: type[Any], module: ModuleType) -> type[Any]:
-    """The commit context with the CuTe kernel as its fold, compiled when the context is made."""
-
-    class Context(context):
-        @classmethod
-        def create(cls, layers: Any, *, spec_query_len: int, max_num_reqs: int) -> Any:
-            made = super().create(
-                layers, spec_query_len=spec_query_len, max_num_reqs=max_num_reqs, backend="cute"
-            )
-            state = made.checkpoints[0]
-            for align in (False, True):
-                module.compile_state_commit(state.shape[1], spec_query_len, state.device, align)
-            return made
-
-    Context.__name__ = Context.__qualname__ = context.__name__
-    return Context
