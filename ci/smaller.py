@@ -1,10 +1,10 @@
-"""``kdafuzz minimize``: make a saved failing case smaller."""
+"""``kdafuzz minimize``: make a saved failing case, or a dump of a call that fails, smaller."""
 
 from pathlib import Path
 
 from ci.campaign import console
 from ci.executor import Executor
-from ci.failures import load, require_writable, save
+from ci.failures import load, require_writable, save, slim
 from ci.minimize import measure, minimize
 from ci.report import describe
 from impl.contract import UnavailableError
@@ -34,6 +34,7 @@ def command(
             out.print(f"{steps:4}: {case.call.describe()}", soft_wrap=True, markup=False)
 
         case, last = minimize(entry.case, verdict, executor.check, told, calls=_UNLIMITED, seconds=seconds)
+        case = slim(case)
         alone = _alone(executor, case)
     if measure(case) == measure(entry.case):
         out.print("it is as small as it gets")

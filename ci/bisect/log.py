@@ -23,7 +23,7 @@ _SCHEMA = 1
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a bisection was asked to do."""
+    """What a bisection was asked to do; ``sidecar`` is where captured values of the case lie."""
 
     case: Case
     history: History
@@ -32,6 +32,7 @@ class Asked(msgspec.Struct, frozen=True):
     timeout: float = 60.0
     threshold: float | None = None
     any_run: bool = False
+    sidecar: str = ""
 
     @property
     def rule(self) -> Rule:
