@@ -157,12 +157,13 @@ class Executor:
         )
 
     def _verdict(self, case: Case) -> Verdict:
+        question = _question(case)
         self.start()
         assert self._errors is not None
         self._errors.truncate(0)
         self._judged += 1
         log = self._log  # of this child, whatever becomes of it
-        reply = self._ask(_question(case), self._timeout)
+        reply = self._ask(question, self._timeout)
         if isinstance(reply, Verdict):
             return self._with_reports(reply, log)
         if reply.verdict is None:

@@ -257,11 +257,9 @@ def read_dump(
         return loads(about[CASE].encode(), name), decode(tensors, about, name)
     if "operation" not in about:
         raise ValueError(f"{name}: its metadata do not name an operation; oracle.dump writes such files")
-    scalars = {key: _scalar(text) for key, text in about.items() if key != "operation"}
-    try:
-        case, sidecar = captured(about["operation"], {**scalars, **tensors})
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{name}: {error}") from None
+    objects = ("operation", "self", "records")
+    scalars = {key: _scalar(text) for key, text in about.items() if key not in objects}
+    case, sidecar = captured(about["operation"], {**scalars, **tensors})
     return CaseFile(kdafuzz=SCHEMA, case=case), sidecar
 
 

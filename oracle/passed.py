@@ -37,6 +37,20 @@ class Passed:
         value = self.scalars.get(name)
         return default if value is None else value
 
+    def integer(self, name: str) -> int | None:
+        """A scalar argument that is a count, if it is given."""
+        value = self.scalars.get(name)
+        if value is not None and type(value) is not int:
+            raise ValueError(f"{name} must be an integer; found {value!r:.40}")
+        return value
+
+    def bound(self) -> float | None:
+        """The gate's lower bound."""
+        value = self.scalars.get("lower_bound")
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"lower_bound must be a number or None; found {value!r:.40}")
+        return None if value is None else float(value)
+
     def size(self, letter: str, scalar: str = "", default: int | None = None) -> int:
         """A dimension, of a tensor or told by a scalar."""
         found = self.sizes.get(letter, self.number(scalar, default))

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from oracle.calls import AnyCall
 from oracle.calls.base import NULL_SLOT, numbering
 from oracle.calls.commit import Commit
@@ -29,6 +31,10 @@ def passed(operation: str, arguments: Arguments) -> tuple[AnyCall, Passed]:
         raise ValueError(f"no operation {operation!r} to dump; there are {', '.join(READERS)}")
     found = Passed(operation, *by_name(arguments))
     call = READERS[operation](found)
+    try:
+        call = msgspec.convert(msgspec.to_builtins(call), type(call))
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no call of {operation}: {error}") from None
     call.check()
     return call, found
 
@@ -61,21 +67,16 @@ def _verify(p: Passed) -> Verify:
         heads=heads,
         key_dim=key_dim,
         value_dim=p.size("V", "value_dim"),
-        window=p.number("spec_query_len") or p.size("Q", default=max(qlens, default=1) or 1),
+        window=p.integer("spec_query_len") or p.size("Q", default=max((*qlens, 1))),
         capacity=0 if layout == "slot" else p.size("R", default=len(qlens)),
         records=layout,
         activation=activation,
         out=p.dtype("out", default=activation),
         state=p.dtype("state", default="float32"),
-        lower_bound=_bound(p),
+        lower_bound=p.bound(),
         flat_bias=flat,
         own_out="out" in p.tensors,
     )
-
-
-def _bound(p: Passed) -> float | None:
-    bound = p.number("lower_bound")
-    return None if bound is None else float(bound)
 
 
 def _shape_bias(p: Passed, name: str, heads: int, key_dim: int) -> None:
@@ -100,7 +101,7 @@ def _conv(p: Passed, state: str) -> dict[str, Any]:
     return {
         "channels": p.size("C", "channels"),
         "width": width,
-        "state_len": p.size("P", "state_len", width - 1 + p.number("max_query_len", 1)),
+        "state_len": p.size("P", "state_len", width - 2 + (p.integer("max_query_len") or 1)),
         "activation": p.dtype("x", default="bfloat16"),
         "conv": conv,
         "taps": p.dtype("weight", default=conv),
@@ -122,7 +123,7 @@ def _update(p: Passed) -> ConvUpdate:
     fields = _conv(p, "conv_state")
     if form == "varlen":
         qlens = p.starts()
-        window = p.number("max_query_len", max(qlens, default=1) or 1)
+        window = p.integer("max_query_len") or max((*qlens, 1))
     else:
         window = p.size("L")
         qlens = (window,) * p.size("N")
@@ -169,9 +170,10 @@ def _prefill(p: Passed) -> ConvPrefill:
 
 def _packed(p: Passed) -> PackedConv:
     p.fit("x", "T", "C")
-    if p.number("part_dim") is None:
+    part_dim = p.integer("part_dim")
+    if part_dim is None:
         raise ValueError("needs part_dim: it says how wide a plane is")
-    return PackedConv(**_prefill_fields(p), part_dim=p.number("part_dim"))
+    return PackedConv(**_prefill_fields(p), part_dim=part_dim)
 
 
 def _fused(p: Passed) -> FusedVerify:
@@ -193,8 +195,8 @@ def _fused(p: Passed) -> FusedVerify:
     p.fit("out", "T", "HK")
     qlens = p.starts()
     slots = p.rows("state_indices", len(qlens))
-    given = "num_accepted_tokens" in p.tensors
-    window = getattr(wrapper, "window", None) or p.number("window") or p.sizes.get("Q")
+    given, bound = "num_accepted_tokens" in p.tensors, p.bound()
+    window = getattr(wrapper, "window", None) or p.integer("window") or p.sizes.get("Q")
     for name in ("mixed_qkv", "raw_gate", "raw_beta", "state", "key_gate", "conv_state", "out"):
         if p.dtype(name, default="bfloat16") != "bfloat16":
             raise ValueError(f"{name} of a fused verify is bfloat16; found {p.tensors[name].dtype}")
@@ -202,12 +204,12 @@ def _fused(p: Passed) -> FusedVerify:
         **p.batch(slots, qlens, "state_indices"),
         tail=p.tail(qlens),
         heads=p.size("H", "heads"),
-        window=window or p.size("P", "window", (max(qlens, default=1) or 1) + WIDTH - 2) - WIDTH + 2,
+        window=window or p.size("P", "window", (max((*qlens, 1))) + WIDTH - 2) - WIDTH + 2,
         capacity=p.size("R", default=len(qlens)),
         accepted=tuple(p.integers("num_accepted_tokens")) if given else (1,) * len(qlens),
         dim_first=bool(first),
         taps=p.dtype("conv_weight", default="bfloat16"),
-        lower_bound=float(p.number("lower_bound", -5.0)),
+        lower_bound=-5.0 if bound is None else bound,
     )
 
 
@@ -249,7 +251,7 @@ def _commit(p: Passed) -> Commit:
     counts = "num_accepted_tokens" in p.tensors
     accepted = p.integers("num_accepted_tokens") if counts else list(qlens)
     requests = p.integers("request_indices") if "request_indices" in p.tensors else []
-    window = p.number("spec_query_len") or p.size("Q", "spec_query_len")
+    window = p.integer("spec_query_len") or p.size("Q", "spec_query_len")
     blocks, others = _blocks(p, slots, qlens, requests, accepted, window)
     first = p.tensors.get("conv_state.0")
 
@@ -274,7 +276,7 @@ def _commit(p: Passed) -> Commit:
         activation=p.dtype(*named("key_gate"), default="bfloat16"),
         state=p.dtype(*named("state"), default="float32"),
         conv=p.dtype(*named("conv_state"), default="float32"),
-        lower_bound=_bound(p),
+        lower_bound=p.bound(),
         accepted_dtype=p.dtype("num_accepted_tokens", default="int32"),
         requests_dtype=p.dtype("request_indices", default="int32"),
         computed_dtype=p.dtype("num_computed_tokens", default="int32"),
@@ -298,7 +300,7 @@ def _blocks(
     window: int,
 ) -> tuple[dict[str, Any], list[int]]:
     """Fields of the block mode, and the slots that plans ask for beside the rows': the table keeps those."""
-    size = p.number("mamba_block_size", 0)
+    size = p.integer("mamba_block_size")
     if not size:
         for name in ("block_table", "num_computed_tokens"):
             p.tensors.pop(name, None)

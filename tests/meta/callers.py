@@ -7,7 +7,7 @@ import torch
 
 from impl.arena import Arena
 from impl.bindings import BINDINGS
-from impl.contract import Implementation
+from impl.contract import Implementation, Records
 from impl.devices.base import Segment
 from impl.devices.cpu import PAGE, CpuMemory, _Mapping
 from impl.triton.commit import KDARecoverSSMCommitContext, set_conv_state_dim_first
@@ -47,19 +47,24 @@ def call(case: Case, wrap: Wrap) -> None:
 
 
 def arguments_of(case: Case) -> dict[str, Any]:
-    """What the public function is called with; tensors are copies, a context is as it was."""
-    seen: list[dict[str, Any]] = []
+    """What the function of a verify is called with, copies that outlive its memory."""
+    seen: dict[str, Any] = {}
 
     def wrap(operation: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def note(*args: Any, **kwargs: Any) -> Any:
-            copies = {n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in kwargs.items()}
-            seen.append(copies)
-            return function(*args, **kwargs)
+        def note(**kwargs: Any) -> Any:
+            seen.update({name: _copied(value) for name, value in kwargs.items()})
+            return function(**kwargs)
 
         return note
 
     call(case, wrap)
-    return seen[0]
+    return seen
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Records):
+        return Records(value.correction.clone(), value.key_gate.clone())
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _callee(operation: str, wrap: Wrap) -> Any:
@@ -71,7 +76,7 @@ def _callee(operation: str, wrap: Wrap) -> Any:
         class Context(KDARecoverSSMCommitContext):
             """A real context whose commit does nothing."""
 
-            def commit(  # type: ignore[override]
+            def commit(
                 self,
                 num_accepted_tokens: torch.Tensor,
                 state_indices: torch.Tensor,
