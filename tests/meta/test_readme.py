@@ -38,8 +38,9 @@ def test_the_plug_in_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert executor.check(RIGHT).ok
 
 
+OPS = "vllm/models/kimi_k3/nvidia/ops/recoverssm.py"
 FAKE = {
-    "vllm/models/kimi_k3/nvidia/ops/recoverssm.py": "from zoo_outside import compute as kda_recoverssm_verify\n",
+    OPS: "from zoo_outside import compute as kda_recoverssm_verify\n",
     "vllm/models/kimi_k3/nvidia/kda.py": """
 import torch
 from impl.contract import Records
@@ -53,9 +54,10 @@ def forward():
     state = torch.randn(1000, 2, 16, 16)
     records = Records(torch.empty(8, 2, 3, 16), torch.empty(8, 2, 3, 32, dtype=torch.bfloat16))
     starts = torch.tensor([0, 3, 4], dtype=torch.int32)
-    q, k, v, g = (y.contiguous() for y in (q, k, v, g))
+    q, k, v, g, beta = (y.contiguous() for y in (q, k, v, g, q[..., 0]))
+    bias = torch.zeros(32)
     return kda_recoverssm_verify(
-        q, k, v, g, q[..., 0], torch.zeros(2), torch.zeros(32), -5.0, state, records, starts, slots, 3, out=out
+        q, k, v, g, beta, bias[:2], bias, -5.0, state, records, starts, slots, 3, out=out
     )
 """,
     "vllm/__init__.py": """
