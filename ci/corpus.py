@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ci.campaign import console
+from ci.candidates import measure
 from ci.failures import CORPORA, case_id, dumps_in, file_name, load, sidecar_of, slim, write_entry
 from ci.known import problems_of
-from ci.minimize import measure
 from impl.contract import one_line
 from oracle.captured import sidecar
 from oracle.case import Case

@@ -4,9 +4,10 @@ import time
 from pathlib import Path
 
 from ci.campaign import console
+from ci.candidates import measure
 from ci.executor import Executor
 from ci.failures import load, require_writable, save, slim
-from ci.minimize import measure, minimize
+from ci.minimize import minimize
 from ci.report import describe
 from impl.contract import UnavailableError
 from impl.devices.registry import default

@@ -1,5 +1,6 @@
 """Dumps of real calls: what was passed comes back, in every operation, and shrinks to the fault."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ci.candidates import candidates, measure
 from ci.executor import Executor
 from ci.failures import load, save, sidecar_of, slim
-from ci.minimize import candidates, measure, minimize
+from ci.minimize import minimize
 from oracle.calls.base import Place
 from oracle.calls.commit import Commit
+from oracle.calls.conv import ConvUpdate
 from oracle.calls.verify import Verify
 from oracle.captured import Captured, drawable
 from oracle.case import Case
@@ -178,6 +181,51 @@ def test_a_wide_dump_shrinks_to_the_bad_row(tmp_path: Path) -> None:
     assert build(smallest).tensors["v"][TOKEN, 0, VALUE - 16] == 80.0
     assert (smallest.layouts, smallest.pages, smallest.regimes) == ({}, (), {})
     assert len(judged) < 120
+
+
+def test_where_the_first_problem_lies_is_tried_first(tmp_path: Path) -> None:
+    """The row and the head that a verdict points at, by token or by record row: two judgements."""
+    case = load(wide_dump(tmp_path)).case
+    token = 3 * ROW + TOKEN
+    by_token = Problem("value", "out", "output", (token, HEAD, VALUE), ("token", "head", "v"))
+    by_row = Problem("value", "correction", "correction", (ROW, HEAD, 1, 4), ("row", "head", "position", "v"))
+    for problem in (by_token, by_row):
+        one = next(candidates(case, Verdict(problems=(problem,))))
+        assert (one.call.ids, verify_of(one).heads) == ((ROW,), 16)
+        there = dataclasses.replace(problem, index=(TOKEN if problem is by_token else 0, HEAD, 0, 0))
+        two = next(candidates(one, Verdict(problems=(there,))))
+        assert two.captured is not None
+        assert (two.call.ids, two.captured.heads) == ((ROW,), (HEAD,))
+
+
+def test_a_slot_points_at_its_row() -> None:
+    """A commit's by the slot that the row writes, which is not the one it reads."""
+    rows: dict[str, Any] = {
+        "qlens": (1,) * 9,
+        "slots": tuple(range(1, 10)),
+        "ids": tuple(range(9)),
+        "pool": 19,
+    }
+    table = tuple((10 + row,) for row in range(9))
+    commit = Commit(
+        heads=1,
+        key_dim=4,
+        value_dim=4,
+        window=2,
+        channels=4,
+        state_len=3,
+        capacity=9,
+        accepted=(1,) * 9,
+        block_size=4,
+        computed=(0,) * 9,
+        table=table,
+        **rows,
+    )
+    update = ConvUpdate(channels=4, state_len=3, window=1, **rows)
+    for call_, name, slot in ((commit, "state.0", 16), (update, "conv_state", 7)):
+        problem = Problem("value", name, "fold", (slot, 0, 0), call_.results()[name].axes)
+        first = next(candidates(Case(call=call_), Verdict(problems=(problem,))))
+        assert first.call.ids == (6,)
 
 
 def test_what_is_left_is_bit_for_bit_as_it_was(tmp_path: Path) -> None:
