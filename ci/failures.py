@@ -88,7 +88,7 @@ def _lent(source: captured.Sidecar) -> None:
         _folder = tempfile.TemporaryDirectory(prefix="kdafuzz-captured-")
     path = Path(_folder.name) / f"{source.digest}{captured.SUFFIX}"
     path.write_bytes(source.data())
-    captured.register(source.digest, path)
+    captured.hold(source, path)
 
 
 def _told(verdict: Verdict) -> dict[str, str]:
@@ -194,8 +194,7 @@ def _find_sidecar(path: Path, digest: str) -> None:
     place = sidecar_of(path)
     if not place.exists():
         raise CaseError(f"{path}: its captured values are not beside it: no {place.name}")
-    captured.register(digest, place)
-    captured.sidecar(digest)
+    captured.read_sidecar(place, digest)
 
 
 def _read_dump(path: Path) -> CaseFile:

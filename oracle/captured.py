@@ -16,7 +16,6 @@ import json
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,7 +127,9 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
                 f"{path}: {status.st_size} bytes; captured inputs have at most {MAX_BYTES}: dump fewer rows"
             )
         with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            # Copies: a mapped file that somebody cuts short would end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
     except OSError as error:
         raise SidecarError(f"{path}: cannot read: {error.strerror or error}") from None
     except (SafetensorError, RuntimeError, UnicodeError) as error:
@@ -163,11 +164,22 @@ class _Places(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _paths: dict[str, Path] = {}
+_held: dict[str, Sidecar] = {}
+_MOST_HELD = 2
 
 
 def register(digest: str, path: Path) -> None:
     """Say where the sidecar with this digest lies, for all later cases of this process."""
     _paths[digest] = path.absolute()
+
+
+def hold(source: Sidecar, path: Path) -> None:
+    """The same of a sidecar that is read or made already."""
+    register(source.digest, path)
+    _held.pop(source.digest, None)
+    _held[source.digest] = source
+    while len(_held) > _MOST_HELD:
+        _held.pop(next(iter(_held)))
 
 
 def path_of(digest: str) -> Path:
@@ -179,13 +191,14 @@ def path_of(digest: str) -> Path:
 
 def sidecar(digest: str) -> Sidecar:
     """The sidecar itself; ``SidecarError`` if it is not at hand or holds something else by now."""
-    return _read(digest, path_of(digest))
+    return _held[digest] if digest in _held else read_sidecar(path_of(digest), digest)
 
 
-@lru_cache(maxsize=2)
-def _read(digest: str, path: Path) -> Sidecar:
-    tensors, about = read(path)
-    return decode(tensors, about, str(path), digest)
+def read_sidecar(path: Path, digest: str) -> Sidecar:
+    """Read the sidecar that must have this digest, and register it."""
+    source = decode(*read(path), str(path), digest)
+    hold(source, path)
+    return source
 
 
 def key_of(name: str, spec: TensorSpec, row: int) -> str:
