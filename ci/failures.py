@@ -198,10 +198,14 @@ def _find_sidecar(path: Path, digest: str) -> None:
 
 
 def _read_dump(path: Path) -> CaseFile:
-    entry, source = read_dump(*captured.read(path), str(path))
+    tensors, about = captured.read(path)
+    entry, source = read_dump(tensors, about, str(path))
     if entry.case.captured is not None and entry.case.captured.digest != source.digest:
         raise CaseError(f"{path}: its case is of other captured values than it holds")
-    _lent(source)
+    if captured.MARK in about:
+        captured.hold(source, path)
+    else:
+        _lent(source)
     return entry
 
 

@@ -17,7 +17,7 @@ from ci.campaign import console
 from ci.failures import case_id, require_writable, write_atomically
 from impl.contract import UnavailableError, one_line
 from impl.vllm.source import split_flavour
-from oracle.captured import path_of, register
+from oracle.captured import path_of
 
 NOT_ONE = 1
 """Exit code where the answer is not one item, or is not proven."""
@@ -91,8 +91,6 @@ def resume(text: str, save: Path, plot: Path | None) -> int:
     """Go on with a bisection that was cut short; returns the exit code."""
     path = log.latest(save) if text == "latest" else Path(text)
     asked, past = log.read_log(path)
-    if asked.case.captured is not None:
-        register(asked.case.captured.digest, Path(asked.sidecar))
     return _run(log.Log(path, asked, past), asked, plot)
 
 

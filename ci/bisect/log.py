@@ -16,6 +16,7 @@ from ci.bisect.bisection import Phase, Result
 from ci.bisect.items import History
 from ci.bisect.rule import Outcome, Rule, Seen
 from impl.contract import UnavailableError, one_line
+from oracle.captured import read_sidecar
 from oracle.case import Case
 
 FOLDER = Path(".kdafuzz/bisect")
@@ -109,6 +110,8 @@ def read_log(path: Path) -> tuple[Asked, dict[tuple[Phase, int], Seen]]:
         lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         values = [json.loads(line) for line in lines]
         asked = _asked(values)
+        if asked.case.captured is not None:
+            read_sidecar(Path(asked.sidecar), asked.case.captured.digest)
         entries = [value for value in values[1:] if "phase" in value]
         past = {(entry["phase"], entry["place"]): msgspec.convert(entry["seen"], Seen) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -11,15 +11,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ci.bisect.items import History
+from ci.bisect.log import Asked, Log, read_log
 from ci.candidates import candidates, measure
 from ci.executor import Executor
 from ci.failures import load, save, sidecar_of, slim
 from ci.minimize import minimize
+from impl.contract import UnavailableError
 from oracle.calls.base import Place
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvUpdate
 from oracle.calls.verify import Verify
-from oracle.captured import Captured, drawable, read
+from oracle.captured import Captured, drawable, path_of, read
 from oracle.case import Case
 from oracle.codec import CaseError, canonical, case_from_json
 from oracle.dump import dump, dumping
@@ -348,6 +351,21 @@ def test_saving_is_slim_and_the_same(tmp_path: Path) -> None:
     assert sidecar_of(path).stat().st_size < (tmp_path / "wide.safetensors").stat().st_size / 100
     assert slim(again) == again
     assert save(tmp_path / "saved", again, FAILED, {"implementation": "a", "device": "cpu"}) == path
+
+
+def test_a_bisection_goes_on_with_its_values(tmp_path: Path) -> None:
+    """Its log says where they lie; without them it is refused."""
+    path = tmp_path / "some.safetensors"
+    dump(path, "verify", arguments_of(CASE))
+    case = load(path).case
+    assert case.captured is not None
+    asked = Asked(case, History(()), sidecar=str(path_of(case.captured.digest)))
+    log = Log(tmp_path / "log.jsonl", asked)
+    log.close()
+    assert read_log(tmp_path / "log.jsonl")[0] == asked
+    path.unlink()
+    with pytest.raises(UnavailableError, match=r"cannot resume .*some\.safetensors: cannot read"):
+        read_log(tmp_path / "log.jsonl")
 
 
 def test_a_case_without_its_values(tmp_path: Path) -> None:
