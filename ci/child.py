@@ -1,7 +1,7 @@
 """The process that runs kernels: reads cases, writes verdicts, and may die of what it runs.
 
 Messages are msgpack, each behind its length in 4 bytes (little-endian): a ``Hello``, answered
-when everything is loaded, then cases, each answered by its verdict. The channels are the
+when everything is loaded, then a ``Question`` for each case, answered by its verdict. The channels are the
 standard streams the process was born with; what kernels print goes to standard error, and
 what they read is empty.
 """
@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import traceback
+from pathlib import Path
 from typing import IO, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ import torch
 from ci.leaks import check_memory_too
 from ci.processes import adopt_orphans, die_with_parent, kill_children, no_memory
 from impl.contract import UnavailableError
+from oracle.captured import SidecarError, register
 from oracle.case import Case
 from oracle.judge import Verdict
 
@@ -30,6 +32,13 @@ class Hello(msgspec.Struct, frozen=True):
 
     implementation: str
     device: str
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Judge this case; its captured values, if it has any, lie in the file ``sidecar``."""
+
+    case: Case
+    sidecar: str = ""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -45,7 +54,7 @@ class Reply(msgspec.Struct, frozen=True):
     died: int | None = None
 
 
-def send(stream: IO[bytes], message: Hello | Case | Reply) -> None:
+def send(stream: IO[bytes], message: Hello | Question | Reply) -> None:
     """Write one message."""
     data = msgspec.msgpack.encode(message)
     stream.write(struct.pack("<I", len(data)) + data)
@@ -87,8 +96,11 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
     gc.freeze()
     if device.name != "cuda":
         _restore_after_deaths(replies)
-    while case := _receive(requests, Case):
+    while question := _receive(requests, Question):
+        case = question.case
         try:
+            if case.captured is not None:
+                register(case.captured.digest, Path(question.sidecar))
             reply = Reply(check_memory_too(case, implementation, device))
         except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
             reply = _failed(error)
@@ -116,7 +128,7 @@ def _restore_after_deaths(replies: IO[bytes]) -> None:
 
 
 def _failed(error: Exception) -> Reply:
-    if isinstance(error, UnavailableError):
+    if isinstance(error, UnavailableError | SidecarError):
         return Reply(unavailable=str(error))
     if no_memory(error):
         return Reply(unavailable="there is not enough memory here to judge the case")

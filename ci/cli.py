@@ -524,7 +524,7 @@ def corpus_dedupe(folder: Path, remove: bool) -> None:
 def minimize_case(
     path: Path, implementations: str, device: str | None, timeout: float, seconds: float, folder: Path
 ) -> None:
-    """Make a failing case smaller: fewer rows, heads and tokens, then plainer memory and values."""
+    """Make a failing case, or a dump (oracle.dump), smaller: rows, heads, tokens; then memory and values."""
     from ci.smaller import command
 
     sys.exit(command(path, implementations, device, timeout, seconds, folder))

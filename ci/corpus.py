@@ -3,15 +3,18 @@
 from pathlib import Path
 
 from ci.campaign import console
-from ci.failures import CORPORA, case_id, file_name, load, write_atomically
+from ci.candidates import measure
+from ci.failures import CORPORA, case_id, dumps_in, file_name, load, sidecar_of, slim, write_entry
 from ci.known import problems_of
-from ci.minimize import measure
 from impl.contract import one_line
+from oracle.captured import sidecar
 from oracle.case import Case
 from oracle.codec import CaseError, CaseFile, dumps
 from oracle.values import checksum
 
 MAX_CASE_BYTES = 2048
+MAX_CAPTURED_BYTES = 1 << 18
+"""Of the captured values of a case: a state of K = V = 128 in float32 has a quarter of it."""
 
 
 def command(folder: Path | None) -> int:
@@ -30,6 +33,7 @@ def command(folder: Path | None) -> int:
             cases[case_id(entry.case)] = entry.case
         except CaseError as error:
             unusable.append(str(error))
+    against += [f"{file}: captured values without a case" for file in sorted(dumps_in(root))]
     unusable += problems_of(root / "known.toml", cases)
     for line in (*unusable, *against):
         out.print(one_line(line, 1000), markup=False)
@@ -40,18 +44,17 @@ def command(folder: Path | None) -> int:
 def add(path: Path, why: str, folder: Path | None, words: str) -> int:
     """Put a saved case into a corpus, named by its content, with why it is there."""
     out, root, entry = console(), folder or CORPORA, load(path)
-    placed = root / file_name(entry.case, words)
-    twins = sorted(placed.parent.glob(f"*-{case_id(entry.case)}.json"))
+    case = slim(entry.case)
+    placed = root / file_name(case, words)
+    twins = sorted(placed.parent.glob(f"*-{case_id(case)}.json"))
     if twins:
         raise CaseError(f"{path}: the corpus has this case already: {twins[0]}")
-    made = CaseFile(
-        kdafuzz=entry.kdafuzz, case=entry.case, checksum=checksum(entry.case), why=why, found=entry.found
-    )
-    if len(dumps(made)) > MAX_CASE_BYTES:
-        raise CaseError(
-            f"{path}: {len(dumps(made))} bytes, at most {MAX_CASE_BYTES}; kdafuzz minimize it first"
-        )
-    write_atomically(placed, dumps(made))
+    made = CaseFile(kdafuzz=entry.kdafuzz, case=case, checksum=checksum(case), why=why, found=entry.found)
+    captured = len(sidecar(case.captured.digest).data()) if case.captured is not None else 0
+    for size, most in ((len(dumps(made)), MAX_CASE_BYTES), (captured, MAX_CAPTURED_BYTES)):
+        if size > most:
+            raise CaseError(f"{path}: {size} bytes, at most {most}; kdafuzz minimize it first")
+    write_entry(placed, made)
     out.print(f"added {placed}", soft_wrap=True, markup=False)
     return 0
 
@@ -78,6 +81,7 @@ def dedupe(folder: Path, *, remove: bool) -> int:
         for file, _ in rest:
             if remove:
                 file.unlink()
+                sidecar_of(file).unlink(missing_ok=True)
             out.print(f"    {'removed' if remove else 'could go:'} {file}", soft_wrap=True, markup=False)
     hint = "" if remove else " (--remove removes them)"
     out.print(f"{len(groups)} kinds of failure, {others} further cases{hint}")
@@ -97,6 +101,11 @@ def _broken(entry: CaseFile, file: Path, root: Path) -> list[str]:
         problems.append(f"must lie in {root / entry.case.op}")
     if file.stat().st_size > MAX_CASE_BYTES:
         problems.append(f"has {file.stat().st_size} bytes; at most {MAX_CASE_BYTES}")
+    place = sidecar_of(file)
+    if place.exists() and entry.case.captured is None:
+        problems.append("uses none of the captured values beside it")
+    if place.exists() and place.stat().st_size > MAX_CAPTURED_BYTES:
+        problems.append(f"has {place.stat().st_size} bytes of captured values; at most {MAX_CAPTURED_BYTES}")
     if not entry.why:
         problems.append("does not say why it is there (field 'why')")
     if not entry.checksum:

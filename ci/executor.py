@@ -19,11 +19,12 @@ from typing import IO
 import msgspec
 
 from ci.check import crashed
-from ci.child import Hello, Reply, send
+from ci.child import Hello, Question, Reply, send
 from ci.journal import Journal
 from ci.processes import ending
 from ci.sanitize import SLOWER, Log, Sanitizer, judged
 from impl.contract import UnavailableError
+from oracle.captured import SidecarError, path_of
 from oracle.case import Case
 from oracle.judge import Verdict
 
@@ -161,12 +162,13 @@ class Executor:
         )
 
     def _verdict(self, case: Case) -> Verdict:
+        question = _question(case)
         self.start()
         assert self._errors is not None
         self._errors.truncate(0)
         self._judged += 1
         log = self._log  # of this child, whatever becomes of it
-        reply = self._ask(case, self._timeout)
+        reply = self._ask(question, self._timeout)
         if isinstance(reply, Verdict):
             return self._with_reports(reply, log)
         if reply.verdict is None:
@@ -220,7 +222,7 @@ class Executor:
     ) -> None:
         self.finish()
 
-    def _ask(self, message: Hello | Case, timeout: float) -> Reply | Verdict:
+    def _ask(self, message: Hello | Question, timeout: float) -> Reply | Verdict:
         """The child's answer, or the verdict on a child that gave none."""
         assert self._child is not None
         assert self._child.stdin is not None
@@ -288,6 +290,15 @@ class Executor:
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 4096))
         return self._errors.read()
+
+
+def _question(case: Case) -> Question:
+    if case.captured is None:
+        return Question(case)
+    try:
+        return Question(case, str(path_of(case.captured.digest)))
+    except SidecarError as error:
+        raise UnavailableError(str(error)) from None
 
 
 def _out_of_memory(verdict: Verdict) -> bool:

@@ -1,11 +1,13 @@
-"""``kdafuzz minimize``: make a saved failing case smaller."""
+"""``kdafuzz minimize``: make a saved failing case, or a dump of a call that fails, smaller."""
 
+import time
 from pathlib import Path
 
 from ci.campaign import console
+from ci.candidates import measure
 from ci.executor import Executor
-from ci.failures import load, require_writable, save
-from ci.minimize import measure, minimize
+from ci.failures import load, require_writable, save, slim
+from ci.minimize import minimize
 from ci.report import describe
 from impl.contract import UnavailableError
 from impl.devices.registry import default
@@ -26,17 +28,25 @@ def command(
         if verdict.ok:
             out.print(f"{path} passes on {name} ({on}): nothing to make smaller", markup=False)
             return 0
-        steps = 0
+        steps = judged = 0
+        began = time.monotonic()
+
+        def judge(case: Case) -> Verdict:
+            nonlocal judged
+            judged += 1
+            return executor.check(case)
 
         def told(case: Case, verdict: Verdict) -> None:
             nonlocal steps
             steps += 1
             out.print(f"{steps:4}: {case.call.describe()}", soft_wrap=True, markup=False)
 
-        case, last = minimize(entry.case, verdict, executor.check, told, calls=_UNLIMITED, seconds=seconds)
+        case, last = minimize(entry.case, verdict, judge, told, calls=_UNLIMITED, seconds=seconds)
+        case = slim(case)
         alone = _alone(executor, case)
     if measure(case) == measure(entry.case):
         out.print("it is as small as it gets")
+    out.print(f"{judged} cases judged in {time.monotonic() - began:.0f} s")
     saved = save(folder, case, last, {"implementation": name, "device": on})
     out.print(f"minimal case {saved}{alone}", soft_wrap=True, markup=False)
     for line in describe(case, last, saved, name, on):

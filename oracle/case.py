@@ -2,7 +2,8 @@
 
 A case never holds tensor elements. It names dimensions, dtypes, the rows of the batch (as
 parallel lists, which shrink better than a list of rows), where every tensor lies, a value
-regime per tensor and one seed; ``oracle.values`` builds the elements from these.
+regime per tensor and one seed; ``oracle.values`` builds the elements from these. Captured ones
+lie in a sidecar, of which a case has the digest (``oracle.captured``).
 """
 
 from typing import Annotated, Literal
@@ -12,6 +13,7 @@ import msgspec
 from oracle.calls import AnyCall
 from oracle.calls.base import NULL_SLOT, Count, Slot
 from oracle.calls.conv import PackedConv
+from oracle.captured import Captured
 from oracle.layout import (
     DENSE,
     Layout,
@@ -105,6 +107,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: Seed = 0
     poison: Poison = "nan"
     relation: Relation | None = None
+    captured: Captured | None = None
 
     @property
     def op(self) -> str:
@@ -145,6 +148,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         unknown = self.regimes.keys() - {spec.table for spec in specs.values()}
         if unknown:
             raise ValueError(f"{self.op} has no tensor {min(unknown)!r} to give values to")
+        if self.captured is not None:
+            self.captured.check(self.call)
         size = self.memory()
         if size > MAX_BYTES:
             raise ValueError(f"the case needs {size} bytes; the limit is {MAX_BYTES}")

@@ -23,6 +23,7 @@ import torch
 
 from oracle.calls import AnyCall
 from oracle.calls.base import Place
+from oracle.captured import take
 from oracle.case import Case
 from oracle.layout import DTYPES, TensorSpec
 
@@ -308,13 +309,16 @@ def _regime(case: Case, spec: TensorSpec) -> Regime:
 
 def _parameters(case: Case, spec: TensorSpec, draw: Regime) -> tuple[Array, Array]:
     """Parameters: a stream per head where there are heads ([H], [H, K]), else one ([C], [C, W])."""
+    filled = np.ones(spec.shape[0], dtype=bool)
+    if case.captured is not None and (given := take(case.captured, case.call, spec, 0)):
+        return given[0], filled
     width = spec.shape[1] if len(spec.shape) == 2 else 1
     if spec.axes[0] == "head":
-        rows = [draw(Stream(case.seed, spec.name, 0, h), (1, width))[0] for h in range(spec.shape[0])]
+        rows = [draw(_stream(case, spec, 0, h), (1, width))[0] for h in range(spec.shape[0])]
         data = np.stack(rows)
     else:
-        data = draw(Stream(case.seed, spec.name, 0, 0), (spec.shape[0], width))
-    return data.reshape(spec.shape), np.ones(spec.shape[0], dtype=bool)
+        data = draw(_stream(case, spec, 0, 0), (spec.shape[0], width))
+    return data.reshape(spec.shape), filled
 
 
 def _block(case: Case, spec: TensorSpec, draw: Regime, row: int, shape: tuple[int, ...]) -> Array:
@@ -323,12 +327,39 @@ def _block(case: Case, spec: TensorSpec, draw: Regime, row: int, shape: tuple[in
     heads = spec.shape[1] if spec.axes[1] == "head" else 1
     hostile_from = case.call.hostile[row] if case.call.hostile and _has_positions(spec) else shape[0]
     result = np.empty((heads, *two))
+    given = _captured(case, spec, row, shape)
     for h in range(heads):
-        result[h] = draw(Stream(case.seed, spec.name, case.call.ids[row], h), two)
+        result[h] = (
+            draw(_stream(case, spec, case.call.ids[row], h), two) if given is None else given[h].reshape(two)
+        )
         if hostile_from < shape[0]:
             hostile = Stream(case.seed, f"hostile {spec.name}", case.call.ids[row], h)
             result[h, hostile_from:] = SPECIALS[hostile.below(len(SPECIALS), two)][hostile_from:]
     return result.reshape(-1, *shape) if spec.axes[1] == "head" else result.reshape(shape)
+
+
+def _stream(case: Case, spec: TensorSpec, row: int, head: int) -> Stream:
+    """The words of a block; beside captured values they go by captured layers and heads."""
+    if case.captured is None:
+        return Stream(case.seed, spec.name, row, head)
+    head = case.captured.head(head) if "head" in spec.axes else head
+    return Stream(case.seed, case.captured.name(spec.name), row, head)
+
+
+def _captured(case: Case, spec: TensorSpec, row: int, shape: tuple[int, ...]) -> Array | None:
+    """A row's captured elements in a block of ``[H, *shape]`` (or one head), zeros around them."""
+    given = take(case.captured, case.call, spec, row) if case.captured is not None else None
+    if given is None:
+        return None
+    data, cells = given
+    if spec.role == "token":
+        data = data if data.ndim > 1 else data[:, None]
+        whole = np.zeros((shape[0], *data.shape[1:]))
+        whole[: len(data)] = data
+        return np.moveaxis(whole, 1, 0) if spec.axes[1] == "head" else whole[None]
+    whole = np.zeros(spec.shape[1:])
+    whole[cells] = data
+    return whole if spec.axes[1] == "head" else whole[None]
 
 
 def _has_positions(spec: TensorSpec) -> bool:

@@ -17,6 +17,7 @@ from ci.campaign import console
 from ci.failures import case_id, require_writable, write_atomically
 from impl.contract import UnavailableError, one_line
 from impl.vllm.source import split_flavour
+from oracle.captured import path_of
 
 NOT_ONE = 1
 """Exit code where the answer is not one item, or is not proven."""
@@ -81,7 +82,8 @@ def command(
         require_writable(plot, "--plot")
     found = one_case(case)
     history = where.history(implementation)
-    asked = log.Asked(found, history, device, repeats, timeout, threshold, any_run)
+    sidecar = str(path_of(found.captured.digest)) if found.captured is not None else ""
+    asked = log.Asked(found, history, device, repeats, timeout, threshold, any_run, sidecar)
     return _run(log.Log(log.new_path(save, case_id(found)), asked), asked, plot)
 
 

@@ -16,6 +16,7 @@ from ci.bisect.bisection import Phase, Result
 from ci.bisect.items import History
 from ci.bisect.rule import Outcome, Rule, Seen
 from impl.contract import UnavailableError, one_line
+from oracle.captured import read_sidecar
 from oracle.case import Case
 
 FOLDER = Path(".kdafuzz/bisect")
@@ -23,7 +24,7 @@ _SCHEMA = 1
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a bisection was asked to do."""
+    """What a bisection was asked to do; ``sidecar`` is where captured values of the case lie."""
 
     case: Case
     history: History
@@ -32,6 +33,7 @@ class Asked(msgspec.Struct, frozen=True):
     timeout: float = 60.0
     threshold: float | None = None
     any_run: bool = False
+    sidecar: str = ""
 
     @property
     def rule(self) -> Rule:
@@ -108,6 +110,8 @@ def read_log(path: Path) -> tuple[Asked, dict[tuple[Phase, int], Seen]]:
         lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
         values = [json.loads(line) for line in lines]
         asked = _asked(values)
+        if asked.case.captured is not None:
+            read_sidecar(Path(asked.sidecar), asked.case.captured.digest)
         entries = [value for value in values[1:] if "phase" in value]
         past = {(entry["phase"], entry["place"]): msgspec.convert(entry["seen"], Seen) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -50,6 +50,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Fields with one entry a row, or none at all."""
     shrinkable: ClassVar[tuple[str, ...]] = ()
     """Sizes that a minimiser may lower to 1."""
+    narrowable: ClassVar[tuple[str, ...]] = ()
+    """Channels of a head that it may lower, though not below what is common."""
     relations: ClassVar[tuple[str, ...]] = (
         "repeat",
         "graph",
@@ -107,6 +109,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for row in range(self.rows):
             if self.live(row):
                 yield row, self.slots[row], None
+
+    def divided(self, spec: TensorSpec, axis: str, size: int) -> list[tuple[str, int]]:
+        """An axis of a tensor as the axes that it is made of, slowest first: by these, captured values go."""
+        return [(axis, size)]
 
     def index_values(self) -> dict[str, Any]:
         """The elements of every index tensor, nested as its shape is."""

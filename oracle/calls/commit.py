@@ -64,6 +64,7 @@ class Commit(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="c
 
     per_row: ClassVar[tuple[str, ...]] = (*Call.per_row, "requests")
     shrinkable: ClassVar[tuple[str, ...]] = ("layers", "heads", "channels")
+    narrowable: ClassVar[tuple[str, ...]] = ("key_dim", "value_dim")
     relations: ClassVar[tuple[str, ...]] = (*Call.relations, "hostile", "split")
 
     @property
@@ -117,6 +118,11 @@ class Commit(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="c
                     yield row, self.slots[row], (slice(None), slice(n - 1, n - 1 + self.history))
             else:
                 yield row, self.record_row(row), (slice(None), slice(plan.n))
+
+    def divided(self, spec: TensorSpec, axis: str, size: int) -> list[tuple[str, int]]:
+        """Key and gate of a record are halves."""
+        mixed = spec.table == "key_gate" and axis == "channel"
+        return [("half", 2), ("k", self.key_dim)] if mixed else [(axis, size)]
 
     def index_values(self) -> dict[str, Any]:
         """query_start_loc, slots, and the vectors by request."""

@@ -91,6 +91,13 @@ class FusedVerify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, t
                 history = self.columns(self.first(row), WIDTH - 1)
                 yield row, self.slots[row], history if name == "conv_state" else None
 
+    def divided(self, spec: TensorSpec, axis: str, size: int) -> list[tuple[str, int]]:
+        """Channels of a projection are queries, keys and values of all heads, or gates of all heads."""
+        if axis != "channel":
+            return [(axis, size)]
+        heads = [("head", self.heads), ("k", K)]
+        return [("part", 3), *heads] if size == self.channels else heads
+
     def index_values(self) -> dict[str, Any]:
         """query_start_loc, slots and accepted counts."""
         return {**super().index_values(), "num_accepted_tokens": self.accepted}

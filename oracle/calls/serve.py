@@ -66,6 +66,7 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
 
     per_row: ClassVar[tuple[str, ...]] = (*Call.per_row, "kinds", "steps", "accepted")
     shrinkable: ClassVar[tuple[str, ...]] = ("heads",)
+    narrowable: ClassVar[tuple[str, ...]] = ("key_dim", "value_dim")
     relations: ClassVar[tuple[str, ...]] = ()
 
     @property

@@ -31,6 +31,7 @@ class Verify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="v
     """Whether the caller passes ``out``; otherwise the callee allocates it."""
 
     shrinkable: ClassVar[tuple[str, ...]] = ("heads",)
+    narrowable: ClassVar[tuple[str, ...]] = ("key_dim", "value_dim")
     relations: ClassVar[tuple[str, ...]] = (*Call.relations, "prefix", "hostile")
 
     @property

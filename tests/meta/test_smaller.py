@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ci.minimize import candidates, measure, minimize
+from ci.candidates import candidates, measure
+from ci.minimize import minimize
 from impl.contract import UnavailableError
 from oracle.buckets import EXAMPLES
 from oracle.calls.commit import Commit

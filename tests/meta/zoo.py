@@ -236,6 +236,15 @@ def large() -> Implementation:
     return _made(step)
 
 
+def spiked() -> Implementation:
+    """Wrong only in a head and token with a value beyond 50."""
+
+    def step(given: dict[str, Any], out: Tensor) -> Tensor:
+        return out.add_((given["v"].abs() > 50.0).any(-1, keepdim=True))
+
+    return _made(step)
+
+
 def killed_once() -> Implementation:
     """The first time killed from outside, as by the system when memory runs out."""
 
