@@ -195,6 +195,14 @@ def _refuse_beside_resume(context: click.Context, *allowed: str) -> None:
             raise click.UsageError(f"--resume goes on as the run was asked; leave out {option.opts[0]}")
 
 
+dump_option = click.option(
+    "--dump",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write error maps (text; PNG with matplotlib) and all numbers to DIR/<case id>-<implementation>.",
+)
+
+
 @cli.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH|ID...")
 @implementation_option("")
@@ -208,8 +216,14 @@ def _refuse_beside_resume(context: click.Context, *allowed: str) -> None:
     show_default=True,
     help="Seconds for one case.",
 )
+@dump_option
 def replay(
-    paths: tuple[str, ...], implementations: str, device: str | None, timeout: float, sanitize: str | None
+    paths: tuple[str, ...],
+    implementations: str,
+    device: str | None,
+    timeout: float,
+    sanitize: str | None,
+    dump: Path | None,
 ) -> None:
     """Judge saved cases again; by default on the implementation that failed when each was saved.
 
@@ -218,7 +232,7 @@ def replay(
     """
     from ci.replay import command
 
-    sys.exit(command(paths, implementations, device, timeout, sanitize or ""))
+    sys.exit(command(paths, implementations, device, timeout, sanitize or "", dump))
 
 
 def judging_options(function: F) -> F:
@@ -464,13 +478,20 @@ def corpus_dedupe(folder: Path, remove: bool) -> None:
     show_default=True,
     help="Where the smallest case goes.",
 )
+@dump_option
 def minimize_case(
-    path: Path, implementations: str, device: str | None, timeout: float, seconds: float, folder: Path
+    path: Path,
+    implementations: str,
+    device: str | None,
+    timeout: float,
+    seconds: float,
+    folder: Path,
+    dump: Path | None,
 ) -> None:
     """Make a failing case smaller: fewer rows, heads and tokens, then plainer memory and values."""
     from ci.smaller import command
 
-    sys.exit(command(path, implementations, device, timeout, seconds, folder))
+    sys.exit(command(path, implementations, device, timeout, seconds, folder, dump))
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ci.campaign import console
+from ci.dump.told import Dumps
 from ci.executor import Executor
 from ci.failures import load, require_writable, save
 from ci.minimize import measure, minimize
@@ -14,13 +15,23 @@ from oracle.judge import Verdict
 
 
 def command(
-    path: Path, implementation: str, device: str | None, timeout: float, seconds: float, folder: Path
+    path: Path,
+    implementation: str,
+    device: str | None,
+    timeout: float,
+    seconds: float,
+    folder: Path,
+    dump: Path | None = None,
 ) -> int:
-    """Minimise the case in a file; returns 1 with the smallest failing case saved, 0 if it passes."""
+    """Minimise the case in a file; returns 1 with the smallest failing case saved, 0 if it passes.
+
+    ``dump`` is where maps and numbers of the smallest one go.
+    """
     entry, out = load(path), console()
     name = implementation or entry.found.get("implementation", "triton")
     on = device or entry.found.get("device") or default((name,))
     require_writable(folder, "--save")
+    dumps = Dumps(dump)
     with Executor(name, on, timeout=timeout) as executor:
         verdict = executor.check(entry.case)
         if verdict.ok:
@@ -35,12 +46,14 @@ def command(
 
         case, last = minimize(entry.case, verdict, executor.check, told, calls=_UNLIMITED, seconds=seconds)
         alone = _alone(executor, case)
+        saved = save(folder, case, last, {"implementation": name, "device": on})
+        again = dumps.judge(executor, case, saved, on) if dump is not None else last
     if measure(case) == measure(entry.case):
         out.print("it is as small as it gets")
-    saved = save(folder, case, last, {"implementation": name, "device": on})
     out.print(f"minimal case {saved}{alone}", soft_wrap=True, markup=False)
     for line in describe(case, last, saved, name, on):
         out.print(f"  {line}", soft_wrap=True, markup=False)
+    dumps.tell(out, case, name, again)
     return 1
 
 
