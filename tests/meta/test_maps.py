@@ -28,6 +28,7 @@ from oracle.calls.verify import Verify
 from oracle.case import Case, Permute
 from oracle.codec import dumps
 from oracle.judge import Verdict, judge
+from oracle.relations import differing, disagreements
 from oracle.values import build
 from tests.meta.commands import Result, entry, here
 
@@ -213,15 +214,30 @@ def test_states_in_blocks() -> None:
 
 
 def test_relations_are_mapped() -> None:
-    """Where a case and its image differ, though each is right."""
+    """Where a case and its image differ, though each is right: row 1 is the image's first."""
     case = msgspec.structs.replace(CASE, relation=Permute((1, 0, 2, 3)))
-    runs = runs_of(case)
-    assert all(run.ok for run in runs)
-    differs = torch.zeros(runs[0].seen.after["out"].shape, dtype=torch.bool)
-    differs[4, 2] = True
-    run = replace(runs[0], differs={"out": differs})
+    first, second = runs_of(case)
+    assert first.ok
+    assert second.ok
+    assert differing(case, first.expected, first.seen, second.seen) == {}
+    other = spoiled(second, "out", lambda out: out[0, 2].add_(1e-9).mul_(1.01))
+    found = differing(case, first.expected, first.seen, other.seen)
+    run = replace(first, differs=found)
     assert not run.ok
-    assert tables(run, "out")["row by head"][ROWS[1]] == "..~"
+    assert tables(run, "out")["row by head"] == {
+        **dict(zip(ROWS, ("...", "..~", "..."), strict=True)),
+        "padding 2 tokens": "---",
+    }
+    (problem,) = disagreements(case, first.expected, first.seen, other.seen)
+    assert (problem.tensor, problem.count) == ("out", int(found["out"].sum())) == ("out", 8)
+
+
+def test_planes_against_the_plain_convolution_are_mapped() -> None:
+    case = load(locate("88c2e76c")[0]).case
+    first, second = runs_of(case)
+    other = spoiled(second, "out", lambda out: out[3, 70].add_(1.0))
+    found = differing(case, first.expected, first.seen, other.seen)
+    assert torch.nonzero(found["out"]).tolist() == [[1, 3, 6]]
 
 
 # The command
