@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from ci.runs import Run, Watch, ignore
 from ci.serving import serve
 from ci.split import split
 from impl.contract import Implementation, UnavailableError
@@ -12,39 +13,45 @@ from oracle.calls.serve import Serve
 from oracle.case import Case, Graph, Split, image
 from oracle.diagnosis import diagnose
 from oracle.expect import expect
-from oracle.expectation import Expected, Observation
 from oracle.judge import Problem, Verdict, judge
-from oracle.relations import disagreements
+from oracle.relations import differing, disagreements
 from oracle.tracked import arithmetic
 from oracle.values import build
 
 
-def check(case: Case, implementation: Implementation, device: Device) -> Verdict:
+def check(case: Case, implementation: Implementation, device: Device, watch: Watch = ignore) -> Verdict:
     """Run the case, and its image if it claims a relation, and judge everything.
 
-    ``UnavailableError``: the implementation does not take the case.
+    ``watch`` is told of every single call. ``UnavailableError``: the implementation does not take
+    the case.
     """
     if isinstance(case.call, Serve):
         refusal = implementation.takes(case)
         if refusal:
             raise UnavailableError(refusal)
-        return serve(case, implementation, device)
-    expected, seen, verdict = _judged(case, implementation, device)
+        return serve(case, implementation, device, watch)
+    run = _run(case, implementation, device, watch)
+    seen, verdict = run.seen, run.verdict
     if case.relation is None or not verdict.ok:
         return verdict
     if isinstance(case.relation, Split):
         ar = arithmetic(seen.arithmetic, device.name)
-        return replace(verdict, problems=split(case, expected, seen, implementation, device, ar))
+        problems = split(case, run.expected, seen, implementation, device, ar, watch)
+        return replace(verdict, problems=problems)
     replayed = isinstance(case.relation, Graph)
-    _, other, second = _judged(image(case), implementation, device, replayed=replayed)
+    other = _run(image(case), implementation, device, watch, replayed=replayed)
+    second = other.verdict
     ratios = {name: max(ratio, second.ratios.get(name, 0.0)) for name, ratio in verdict.ratios.items()}
-    problems = second.problems or tuple(disagreements(case, expected, seen, other))
+    problems = second.problems or tuple(disagreements(case, run.expected, seen, other.seen))
+    if problems and second.ok:
+        told = f"relation {type(case.relation).__name__}: where the case and its image differ"
+        watch(replace(run, what=told, differs=differing(case, run.expected, seen, other.seen)))
     return Verdict(max(verdict.ratio, second.ratio), ratios, problems, verdict.path)
 
 
-def _judged(
-    case: Case, implementation: Implementation, device: Device, *, replayed: bool = False
-) -> tuple[Expected, Observation, Verdict]:
+def _run(
+    case: Case, implementation: Implementation, device: Device, watch: Watch, *, replayed: bool = False
+) -> Run:
     values = build(case)
     seen = observe(case, implementation, device, values, replayed=replayed)
     try:
@@ -56,7 +63,9 @@ def _judged(
     verdict = judge(expected, seen, axes)
     if not verdict.ok:
         verdict = replace(verdict, cause=diagnose(case, values, expected, seen, verdict))
-    return expected, seen, verdict
+    run = Run(expected, seen, verdict, axes, case.call, values.tensors)
+    watch(run)
+    return run
 
 
 def crashed(text: str, kind: str = "crash") -> Verdict:

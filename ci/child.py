@@ -1,9 +1,10 @@
 """The process that runs kernels: reads cases, writes verdicts, and may die of what it runs.
 
 Messages are msgpack, each behind its length in 4 bytes (little-endian): a ``Hello``, answered
-when everything is loaded, then a ``Question`` for each case, answered by its verdict. The channels are the
-standard streams the process was born with; what kernels print goes to standard error, and
-what they read is empty.
+when everything is loaded, then cases, each answered by its verdict (``Judge``); one that is to
+be dumped has a ``Prepare`` before it and a ``Draw`` after it. The channels are the standard
+streams the process was born with; what kernels print goes to standard error, and what they read
+is empty.
 """
 
 import gc
@@ -18,8 +19,11 @@ import msgspec
 import torch
 
 from ci.leaks import check_memory_too
+from ci.maps.files import Dump
 from ci.processes import adopt_orphans, die_with_parent, kill_children, no_memory
-from impl.contract import UnavailableError
+from ci.runs import ignore
+from impl.contract import Implementation, UnavailableError, one_line
+from impl.devices.base import Device
 from oracle.captured import SidecarError, register
 from oracle.case import Case
 from oracle.judge import Verdict
@@ -34,11 +38,23 @@ class Hello(msgspec.Struct, frozen=True):
     device: str
 
 
-class Question(msgspec.Struct, frozen=True):
-    """Judge this case; its captured values, if it has any, lie in the file ``sidecar``."""
+class Judge(msgspec.Struct, frozen=True, tag="judge"):
+    """Give the verdict on this case; its captured values, if it has any, lie in the file ``sidecar``."""
 
     case: Case
     sidecar: str = ""
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Write into this folder what is known before a call of this case, which comes next."""
+
+    case: Case
+    folder: str
+    sidecar: str = ""
+
+
+class Draw(msgspec.Struct, frozen=True, tag="draw"):
+    """Write into the folder of ``Prepare`` what the call has left since."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -46,24 +62,30 @@ class Reply(msgspec.Struct, frozen=True):
 
     All empty in answer to a ``Hello``: ready. ``died`` is the exit code of a process that ended
     while it judged the case; the one that replies has everything loaded and goes on.
+    ``unwritable`` says why a dump is not there.
     """
 
     verdict: Verdict | None = None
     unavailable: str = ""
     broken: str = ""
     died: int | None = None
+    unwritable: str = ""
 
 
-def send(stream: IO[bytes], message: Hello | Question | Reply) -> None:
+def send(stream: IO[bytes], message: Hello | Judge | Prepare | Draw | Reply) -> None:
     """Write one message."""
     data = msgspec.msgpack.encode(message)
     stream.write(struct.pack("<I", len(data)) + data)
     stream.flush()
 
 
-def _receive(stream: IO[bytes], kind: type[M]) -> M | None:
+_HELLO = msgspec.msgpack.Decoder(Hello)
+_REQUEST = msgspec.msgpack.Decoder(Judge | Prepare | Draw)
+
+
+def _receive(stream: IO[bytes], decoder: msgspec.msgpack.Decoder[M]) -> M | None:
     header = stream.read(4)
-    return msgspec.msgpack.decode(stream.read(struct.unpack("<I", header)[0]), type=kind) if header else None
+    return decoder.decode(stream.read(struct.unpack("<I", header)[0])) if header else None
 
 
 def main() -> None:
@@ -75,7 +97,7 @@ def main() -> None:
     os.dup2(2, 1)
     # One core a process: the tensors are small, and as many processes as cores run side by side.
     torch.set_num_threads(1)
-    hello = _receive(requests, Hello)
+    hello = _receive(requests, _HELLO)
     if hello is not None:
         _serve(hello, requests, replies)
 
@@ -96,15 +118,41 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
     gc.freeze()
     if device.name != "cuda":
         _restore_after_deaths(replies)
-    while question := _receive(requests, Question):
-        case = question.case
+    answer = _Answers(implementation, device)
+    while request := _receive(requests, _REQUEST):
         try:
-            if case.captured is not None:
-                register(case.captured.digest, Path(question.sidecar))
-            reply = Reply(check_memory_too(case, implementation, device))
+            reply = answer.to(request)
         except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
             reply = _failed(error)
         send(replies, reply)
+
+
+class _Answers:
+    """What each request is answered; a dump begun stays until it is drawn."""
+
+    def __init__(self, implementation: Implementation, device: Device) -> None:
+        self._implementation, self._device = implementation, device
+        self._dump: Dump | None = None
+
+    def to(self, request: Judge | Prepare | Draw) -> Reply:
+        """The reply; a dump that cannot be written is told as that."""
+        if not isinstance(request, Draw) and request.case.captured is not None:
+            register(request.case.captured.digest, Path(request.sidecar))
+        if isinstance(request, Judge):
+            watch = self._dump.keep if self._dump is not None else ignore
+            return Reply(check_memory_too(request.case, self._implementation, self._device, watch))
+        try:
+            if isinstance(request, Prepare):
+                self._dump = Dump(Path(request.folder), request.case, self._implementation, self._device)
+                self._dump.prepare()
+                return Reply()
+            dump, self._dump = self._dump, None
+            if dump is not None:
+                dump.finish()
+            return Reply()
+        except OSError as error:
+            self._dump = None
+            return Reply(unwritable=one_line(error, 1000))
 
 
 def _restore_after_deaths(replies: IO[bytes]) -> None:

@@ -197,6 +197,14 @@ def _refuse_beside_resume(context: click.Context, *allowed: str) -> None:
             raise click.UsageError(f"--resume goes on as the run was asked; leave out {option.opts[0]}")
 
 
+dump_option = click.option(
+    "--dump",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write error maps (text; PNG with matplotlib) and all numbers to DIR/<case id>-<implementation>.",
+)
+
+
 @cli.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH|ID...")
 @implementation_option("")
@@ -204,8 +212,14 @@ def _refuse_beside_resume(context: click.Context, *allowed: str) -> None:
 @schedules_option
 @sanitize_option
 @timeout_option
+@dump_option
 def replay(
-    paths: tuple[str, ...], implementations: str, device: str | None, timeout: float, sanitize: str | None
+    paths: tuple[str, ...],
+    implementations: str,
+    device: str | None,
+    timeout: float,
+    sanitize: str | None,
+    dump: Path | None,
 ) -> None:
     """Judge saved cases again; by default on the implementation that failed when each was saved.
 
@@ -214,7 +228,7 @@ def replay(
     """
     from ci.replay import command
 
-    sys.exit(command(paths, implementations, device, timeout, sanitize or ""))
+    sys.exit(command(paths, implementations, device, timeout, sanitize or "", dump))
 
 
 def judging_options(function: F) -> F:
@@ -521,13 +535,20 @@ def corpus_dedupe(folder: Path, remove: bool) -> None:
     show_default=True,
     help="Where the smallest case goes.",
 )
+@dump_option
 def minimize_case(
-    path: Path, implementations: str, device: str | None, timeout: float, seconds: float, folder: Path
+    path: Path,
+    implementations: str,
+    device: str | None,
+    timeout: float,
+    seconds: float,
+    folder: Path,
+    dump: Path | None,
 ) -> None:
     """Make a failing case, or a dump (oracle.dump), smaller: rows, heads, tokens; then memory and values."""
     from ci.smaller import command
 
-    sys.exit(command(path, implementations, device, timeout, seconds, folder))
+    sys.exit(command(path, implementations, device, timeout, seconds, folder, dump))
 
 
 def main() -> None:

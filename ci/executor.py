@@ -19,7 +19,7 @@ from typing import IO
 import msgspec
 
 from ci.check import crashed
-from ci.child import Hello, Question, Reply, send
+from ci.child import Draw, Hello, Judge, Prepare, Reply, send
 from ci.journal import Journal
 from ci.processes import ending
 from ci.sanitize import SLOWER, Log, Sanitizer, judged
@@ -32,6 +32,8 @@ START_SECONDS = 600.0
 """For loading an implementation: imports, and perhaps a download of some hundred megabytes."""
 EFFORT_A_SECOND = {"cpu": 80.0, "emulator": 800.0}
 """How much of a call's ``effort`` a device without a GPU gets done, on a busy machine."""
+DUMP_SECONDS = 600.0
+"""For what a dump writes before a call or after it."""
 BYTES_A_SECOND = 1 << 25
 """Memory that is filled, computed anew and compared there."""
 _MAX_REPLY_BYTES = 1 << 24
@@ -132,6 +134,28 @@ class Executor:
         self.close()
         return self.check(case)
 
+    def dumped(self, case: Case, folder: Path) -> Verdict:
+        """Judge ``case``, and write its maps and numbers into ``folder``.
+
+        Where the process dies of the call, the folder has what was known before it. ``OSError``: it
+        cannot be written; other errors as of ``check``.
+        """
+        self._require_time(case)
+        self.start()
+        self._write(Prepare(case, str(folder.absolute()), _sidecar(case)))
+        verdict = self.check(case)
+        if self._child is not None:
+            self._write(Draw())
+        return verdict
+
+    def _write(self, message: Prepare | Draw) -> None:
+        """Have a part of a dump written; a new process, which knows of none, writes nothing."""
+        reply = self._ask(message, DUMP_SECONDS)
+        if isinstance(reply, Verdict):
+            raise SuiteError(f"the dump was not written: {reply.problems[0].text}")
+        if reply.unwritable:
+            raise OSError(f"--dump: {reply.unwritable}")
+
     def _require_time(self, case: Case) -> None:
         """Refuse what would only run into the timeout: that would be called a hang."""
         if self._device not in EFFORT_A_SECOND:
@@ -162,13 +186,13 @@ class Executor:
         )
 
     def _verdict(self, case: Case) -> Verdict:
-        question = _question(case)
+        sidecar = _sidecar(case)
         self.start()
         assert self._errors is not None
         self._errors.truncate(0)
         self._judged += 1
         log = self._log  # of this child, whatever becomes of it
-        reply = self._ask(question, self._timeout)
+        reply = self._ask(Judge(case, sidecar), self._timeout)
         if isinstance(reply, Verdict):
             return self._with_reports(reply, log)
         if reply.verdict is None:
@@ -222,7 +246,7 @@ class Executor:
     ) -> None:
         self.finish()
 
-    def _ask(self, message: Hello | Question, timeout: float) -> Reply | Verdict:
+    def _ask(self, message: Hello | Judge | Prepare | Draw, timeout: float) -> Reply | Verdict:
         """The child's answer, or the verdict on a child that gave none."""
         assert self._child is not None
         assert self._child.stdin is not None
@@ -292,11 +316,12 @@ class Executor:
         return self._errors.read()
 
 
-def _question(case: Case) -> Question:
+def _sidecar(case: Case) -> str:
+    """Where the case's captured values are, if it has any; ``UnavailableError`` if that is not known."""
     if case.captured is None:
-        return Question(case)
+        return ""
     try:
-        return Question(case, str(path_of(case.captured.digest)))
+        return str(path_of(case.captured.digest))
     except SidecarError as error:
         raise UnavailableError(str(error)) from None
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 
 from ci.check import check
+from ci.runs import Watch, ignore
 from impl.contract import Implementation
 from impl.devices.base import Device
 from oracle.case import Case
@@ -16,12 +17,14 @@ TURNS = 4
 """What is made once, such as a table for a new variant, is there before the second turn."""
 
 
-def check_memory_too(case: Case, implementation: Implementation, device: Device) -> Verdict:
+def check_memory_too(
+    case: Case, implementation: Implementation, device: Device, watch: Watch = ignore
+) -> Verdict:
     """``check``, and a problem of kind ``leak`` if torch's allocator holds more after every turn."""
     if device.name != "cuda":
-        return check(case, implementation, device)
+        return check(case, implementation, device, watch)
     before = torch.cuda.memory_allocated()
-    verdict = check(case, implementation, device)
+    verdict = check(case, implementation, device, watch)
     if not verdict.ok or torch.cuda.memory_allocated() <= before:
         return verdict
     held = []

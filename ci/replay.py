@@ -13,6 +13,7 @@ from ci.campaign import console
 from ci.executor import Executor
 from ci.failures import case_id, load, locate
 from ci.known import Known, explained, named, read_known, stale
+from ci.maps.told import Dumps
 from ci.query import ask
 from ci.report import describe
 from ci.sanitize import watching
@@ -25,15 +26,24 @@ from oracle.judge import Verdict
 
 
 def command(
-    paths: tuple[str, ...], implementations: str, device: str | None, timeout: float, sanitize: str = ""
+    paths: tuple[str, ...],
+    implementations: str,
+    device: str | None,
+    timeout: float,
+    sanitize: str = "",
+    dump: Path | None = None,
 ) -> int:
-    """Replay every path on every implementation; returns the exit code."""
+    """Replay every path on every implementation; returns the exit code.
+
+    ``dump`` is where maps and numbers go.
+    """
     out = console()
     files = [file for text in paths for file in locate(text)]
     asked = split(implementations) if implementations else ()
     entries = [(file, load(file)) for file in files]
     findings = _Findings(read_known())
     failed = ran = 0
+    dumps = Dumps(dump)
     executors: dict[tuple[str, str], Executor] = {}
 
     def executor_of(name: str, on: str) -> Executor:
@@ -53,7 +63,7 @@ def command(
                 try:
                     split(name)  # which refuses names that cannot be shown; a file may have any
                     executor.start()
-                    verdict = executor.check(entry.case)
+                    verdict = dumps.judge(executor, entry.case, file, on)
                 except UnavailableError as error:
                     what = f"{case_id(entry.case)} {entry.case.op} {one_line(name, 100)}"
                     told = escape(f"{what}: {one_line(error, 1000)}")
@@ -61,6 +71,7 @@ def command(
                     continue
                 ran += 1
                 failed += not _told(out, file, entry, name, on, verdict, findings)
+                dumps.tell(out, entry.case, name, verdict)
     finally:
         for executor in executors.values():
             executor.finish()

@@ -15,11 +15,13 @@ from dataclasses import replace
 import torch
 
 from ci import steps
+from ci.runs import Watch, ignore
 from ci.serving_calls import Calls, WrongError
 from ci.slots import Running, Slots
 from ci.steps import Batch
 from impl.contract import FUSED, Implementation
 from impl.devices.base import Device
+from oracle.calls import AnyCall
 from oracle.calls.commit import Commit
 from oracle.calls.serve import WIDTH, Lying, Serve
 from oracle.case import Case
@@ -37,10 +39,10 @@ PLACES = {"conv": "conv_state.0", "state": "state.0", "correction": "correction.
 """The engine's memory by its names in a commit."""
 
 
-def serve(case: Case, implementation: Implementation, device: Device) -> Verdict:
+def serve(case: Case, implementation: Implementation, device: Device, watch: Watch = ignore) -> Verdict:
     """Run a case of serving whole; the verdict on the first call that went wrong, or on all."""
     assert isinstance(case.call, Serve)
-    calls = Calls(case, case.call, implementation, device)
+    calls = Calls(case, case.call, implementation, device, watch)
     try:
         _Engine(case, case.call, calls).run()
     except WrongError as wrong:
@@ -181,7 +183,7 @@ class _Engine:
             for i, request in zip(batch.events, batch.requests, strict=True)
             if request
         }
-        self._hold_outputs(batch, call.starts, windows, done.after["out"], done.expected.cells["out"])
+        self._hold_outputs(batch, call, windows, done.after["out"], done.expected.cells["out"])
         return windows, done.expected.cells["correction"]
 
     def _verify_apart(self, batch: Batch, lying: Lying, *, counted: bool) -> tuple[dict[int, Tokens], Cells]:
@@ -213,23 +215,24 @@ class _Engine:
             for row, (i, request) in enumerate(zip(batch.events, batch.requests, strict=True))
             if request
         }
-        self._hold_outputs(batch, call.starts, windows, done.after["out"], done.expected.cells["out"])
+        self._hold_outputs(batch, call, windows, done.after["out"], done.expected.cells["out"])
         return windows, done.expected.cells["correction"]
 
     def _hold_outputs(
-        self, batch: Batch, starts: tuple[int, ...], windows: dict[int, Tokens], out: Tensor, cells: Cells
+        self, batch: Batch, call: AnyCall, windows: dict[int, Tokens], out: Tensor, cells: Cells
     ) -> None:
         """Outputs of the window against plain decode steps of the model."""
         assert cells.bound is not None
         value, bound = cells.value.clone(), cells.bound.clone()
         for row, request in enumerate(batch.requests):
             if request:
-                place = slice(starts[row], starts[row + 1])
+                place = slice(call.starts[row], call.starts[row + 1])
                 outs, spread = self._slots.running[request].model.outputs(windows[request])
                 value[place] = outs.reshape(value[place].shape)
                 bound[place] += spread.reshape(bound[place].shape)
         wanted = Expected({"out": replace(cells, value=value, bound=bound)})
-        self._calls.judge("served", wanted, Observation({"out": out}, {"out": out}), {})
+        axes = {"out": call.results()["out"].axes}
+        self._calls.judge("served", wanted, Observation({"out": out}, {"out": out}), axes, call)
 
     def _commit(self, batch: Batch, windows: dict[int, Tokens], corrections: Cells) -> None:
         commit = steps.commit(self._call, batch, self._slots, wide=self._calls.step % 2 == 1)
@@ -269,7 +272,7 @@ class _Engine:
         tensors = {"state": self._memory["state"], "conv_state": self._memory["conv"]}
         axes = {"state": ("slot", "head", "v", "k"), "conv_state": ("slot", "channel", "column")}
         expected = steps.held(wanted, tensors["state"], tensors["conv_state"])
-        self._calls.judge("served", expected, Observation(tensors, tensors), axes)
+        self._calls.judge("served", expected, Observation(tensors, tensors), axes, commit)
         for request in ended:
             self._slots.finish(request)
 

@@ -6,6 +6,7 @@ from functools import cache
 import torch
 
 from ci import steps
+from ci.runs import Run, Watch, ignore
 from impl.contract import FUSED, Implementation
 from impl.devices.base import Device
 from impl.observe import observe
@@ -41,10 +42,19 @@ class Called:
 class Calls:
     """Runs calls on an implementation, its fallback included, and keeps the worst ratios.
 
-    ``step`` is what problems say of when they came. ``UnavailableError``: nothing serves a part.
+    ``step`` is what problems say of when they came; ``watch`` is told of every call.
+    ``UnavailableError``: nothing serves a part.
     """
 
-    def __init__(self, case: Case, script: Serve, implementation: Implementation, device: Device) -> None:
+    def __init__(
+        self,
+        case: Case,
+        script: Serve,
+        implementation: Implementation,
+        device: Device,
+        watch: Watch = ignore,
+    ) -> None:
+        self._watch = watch
         self._case, self._script, self._device = case, script, device
         self._parts = implementation.serving()
         if FUSED in self._parts:
@@ -70,19 +80,27 @@ class Calls:
         seen = observe(case, self._parts[case.op], self._device, values)
         self.path = seen.path
         expected = expect(case, values, self.arithmetic(case.op))
-        self.judge(case.op, expected, seen, {name: spec.axes for name, spec in call.results().items()})
+        axes = {name: spec.axes for name, spec in call.results().items()}
+        self.judge(case.op, expected, seen, axes, call, values.tensors)
         return Called(seen.after, expected, seen.path == DECLINED)
 
     def judge(
-        self, what: str, expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]]
+        self,
+        what: str,
+        expected: Expected,
+        seen: Observation,
+        axes: dict[str, tuple[str, ...]],
+        call: AnyCall,
+        inputs: dict[str, Tensor] | None = None,
     ) -> None:
         """Hold an observation against what is expected; ``WrongError`` if it differs."""
         verdict = judge(expected, seen, axes)
+        note = f"in {what} of step {self.step}"
+        self._watch(Run(expected, seen, verdict, axes, call, inputs or {}, note))
         for name, ratio in verdict.ratios.items():
             key = f"{what} {name.partition('.')[0]}"
             self.ratios[key] = max(ratio, self.ratios.get(key, 0.0))
         if not verdict.ok:
-            note = f"in {what} of step {self.step}"
             raise WrongError(tuple(problem.noted(note) for problem in verdict.problems))
 
 

@@ -8,6 +8,7 @@ for decays shrink what the first part added.
 import msgspec
 import torch
 
+from ci.runs import Run, Watch, ignore
 from impl.contract import Implementation
 from impl.devices.base import Device
 from impl.observe import observe
@@ -29,6 +30,7 @@ def split(
     implementation: Implementation,
     device: Device,
     ar: Arithmetic,
+    watch: Watch = ignore,
 ) -> tuple[Problem, ...]:
     """What is wrong with the two parts, against the one commit that ``seen`` is."""
     call = case.call
@@ -40,16 +42,16 @@ def split(
     cut, whole = _cut(call, rows), build(plain)
     first = msgspec.structs.replace(plain, call=cut)
     values = Values(whole.tensors | index_tensors(cut), whole.filled)
-    middle, problems = _run(first, values, implementation, device, ar)
+    middle, problems = _run(first, values, implementation, device, ar, watch)
     if problems:
         return problems
     second = msgspec.structs.replace(plain, call=_rest(call, rows))
     moved = _moved(call, rows, whole.tensors, middle.after)
-    last, problems = _run(second, moved, implementation, device, ar)
+    last, problems = _run(second, moved, implementation, device, ar, watch)
     if problems:
         return problems
     bounds = [expect(first, values, ar), expect(second, moved, ar), expected]
-    return _compared(call, rows, bounds, last, seen)
+    return _compared(call, rows, bounds, last, seen, watch)
 
 
 def _crosses(call: Commit, row: int) -> bool:
@@ -97,16 +99,28 @@ def _moved(call: Commit, rows: list[int], before: dict[str, Tensor], middle: dic
 
 
 def _run(
-    case: Case, values: Values, implementation: Implementation, device: Device, ar: Arithmetic
+    case: Case,
+    values: Values,
+    implementation: Implementation,
+    device: Device,
+    ar: Arithmetic,
+    watch: Watch,
 ) -> tuple[Observation, tuple[Problem, ...]]:
-    seen = observe(case, implementation, device, values)
-    verdict: Verdict = judge(expect(case, values, ar), seen)
+    seen, expected = observe(case, implementation, device, values), expect(case, values, ar)
+    verdict: Verdict = judge(expected, seen)
     note = "in a part of the commit"
+    axes = {name: spec.axes for name, spec in case.call.results().items()}
+    watch(Run(expected, seen, verdict, axes, case.call, values.tensors, note))
     return seen, tuple(problem.noted(note) for problem in verdict.problems)
 
 
 def _compared(
-    call: Commit, rows: list[int], parts: list[Expected], last: Observation, whole: Observation
+    call: Commit,
+    rows: list[int],
+    parts: list[Expected],
+    last: Observation,
+    whole: Observation,
+    watch: Watch,
 ) -> tuple[Problem, ...]:
     """The final slots of the two commits against those of the one."""
     cells: dict[str, Cells] = {}
@@ -131,6 +145,9 @@ def _compared(
         cells[state] = Cells(written, value, bound, "fold")
         cells[conv] = Cells(columns, whole.after[conv], None, "roll")
     tensors = {name: last.after[name] for name in cells}
-    verdict = judge(Expected(cells), Observation(tensors, tensors))
+    joined, both = Expected(cells), Observation(tensors, tensors)
+    verdict = judge(joined, both)
     note = "commit(m) and commit(n - m) against commit(n)"
+    axes = {name: spec.axes for name, spec in call.results().items()}
+    watch(Run(joined, both, verdict, axes, call, what=note))
     return tuple(problem.noted(note) for problem in verdict.problems)

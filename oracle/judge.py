@@ -242,7 +242,7 @@ def _judge_written(
     # Only what is written is looked at: of a pool of states that is a few slots.
     chosen = _chosen(cells.written)
     value, bound, seen = (x[chosen].flatten() for x in (cells.value, cells.bound, after))
-    ratio = _ratios(value, bound, seen, cells.via)
+    ratio = over_bound(value, bound, seen, cells.via)
     if cells.copied is not None:
         ratio = torch.where(cells.copied[chosen].flatten(), 0.0, ratio)
         source = cells.value.to(after.dtype)
@@ -280,7 +280,7 @@ def _chosen(written: Tensor) -> Tensor:
     return whole if torch.equal(whole, leading.any(1)) else written
 
 
-def _ratios(value: Tensor, bound: Tensor, observed: Tensor, via: torch.dtype | None) -> Tensor:
+def over_bound(value: Tensor, bound: Tensor, observed: Tensor, via: torch.dtype | None) -> Tensor:
     """Excess over bound; 0 where nothing can be claimed, infinite where a claim is plainly broken."""
     distance = excess(value, observed, via)
     ratio = torch.where(distance == 0.0, 0.0, distance / bound)

@@ -10,7 +10,7 @@ from impl.bindings import BINDINGS
 from impl.contract import Implementation, Records
 from impl.devices.base import Segment
 from impl.devices.cpu import PAGE, CpuMemory, _Mapping
-from impl.triton.commit import KDARecoverSSMCommitContext, set_conv_state_dim_first
+from impl.devices.registry import open_device
 from oracle.case import Case
 from oracle.values import build
 
@@ -36,6 +36,9 @@ class _Done(Exception):  # noqa: N818 (it is no error)
 
 def call(case: Case, wrap: Wrap) -> None:
     """Make the case's call of ``wrap(operation, function)``, where the function does nothing."""
+    open_device("cpu")  # before our kernels' modules, which import Triton
+    from impl.triton.commit import set_conv_state_dim_first
+
     arena = Arena(case, build(case), PagedDevice())  # whose memory goes with it
     views = arena.views()
     plain = Implementation("none", {}, set_conv_state_dim_first=set_conv_state_dim_first)
@@ -72,6 +75,7 @@ def _callee(operation: str, wrap: Wrap) -> Any:
         raise _Done
 
     if operation == "commit":
+        from impl.triton.commit import KDARecoverSSMCommitContext
 
         class Context(KDARecoverSSMCommitContext):
             """A real context whose commit does nothing."""

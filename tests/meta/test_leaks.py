@@ -56,7 +56,7 @@ def judged(patch: pytest.MonkeyPatch, *turns: Any, device: str = "cuda") -> tupl
     """The verdict, and how many calls it took: each does its turn, and the last goes on."""
     count = 0
 
-    def check(case: Case, implementation: Implementation, device: Device) -> Verdict:
+    def check(case: Case, implementation: Implementation, device: Device, watch: object = None) -> Verdict:
         nonlocal count
         assert (case, implementation) == (CASE, SUBJECT)
         count += 1
