@@ -118,6 +118,8 @@ class Search:
 ROUND = 10
 """Examples of one Hypothesis run. From its tenth example on, a run mostly mutates earlier ones: of 300
 examples of one run about 80 are distinct calls, of 300 examples of thirty runs about 240."""
+OPENING = 2
+"""Examples that a run opens with, the same simplest case in every one: it is judged in the first alone."""
 
 
 _AGAIN = 10
@@ -150,17 +152,23 @@ def run(search: Search) -> tuple[Tally, Failure | None]:
 
 def _round(search: Search, recorder: "_Recorder", index: int, examples: int) -> bool:
     """One Hypothesis run; returns whether a failing case passed when it was run again."""
+    drawn = judged = 0
 
     @hypothesis.seed(search.seed * 1_000_003 + index)
     @hypothesis.settings(
         settings_profile(),
-        max_examples=examples,
+        max_examples=examples + (OPENING if index else 0),
         phases=(Phase.generate, *((Phase.shrink,) if search.shrink else ())),
         report_multiple_bugs=False,
     )
     @hypothesis.given(search.strategy)
     def body(case: Case) -> None:
-        recorder.run(case)
+        nonlocal drawn, judged
+        drawn += 1
+        opening = index and drawn <= OPENING and recorder.opened_with(case)
+        if not opening and (judged < examples or recorder.failure is not None):
+            judged += 1
+            recorder.run(case)
 
     try:
         body()
@@ -209,8 +217,13 @@ class _Recorder:
         self._passed: set[bytes] = set()
         """Cases that passed since the first one failed: some may have failed before."""
         self._whole, self._part = Tally(), Tally()
+        self._first = b""
         self._hash = hashlib.blake2b(digest_size=8)
         self._reported = time.monotonic()
+
+    def opened_with(self, case: Case) -> bool:
+        """Whether this is the case that the search began with, and passed."""
+        return self.failure is None and canonical(case) == self._first
 
     def run(self, case: Case) -> None:
         """Judge one case; raises ``FoundError`` if it fails."""
@@ -230,6 +243,7 @@ class _Recorder:
         now = time.monotonic()
         part.executions += 1
         part.seconds += now - start
+        self._first = self._first or canonical(case)
         if not verdict.ok:
             verdict = self._with_cause(verdict)
         elif self._failing:
