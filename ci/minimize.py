@@ -116,7 +116,7 @@ def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
                 yield lambda c=changed, s=seed: replace(_with(case, **c), seed=s)  # type: ignore[misc]
     for i, qlen in enumerate(call.qlens):
         for shorter in sorted({0, 1, qlen // 2, qlen - 1} - {qlen, -1}):
-            yield lambda i=i, n=shorter: _kept(case, call.with_qlen(i, n))  # type: ignore[misc]
+            yield lambda i=i, n=shorter: kept(case, call.with_qlen(i, n))  # type: ignore[misc]
     for change in call.smaller():
         yield lambda c=change: _with(case, **c)  # type: ignore[misc]
     yield lambda: replace(case, relation=None)
@@ -128,8 +128,8 @@ def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
     yield lambda: replace(case, regimes={})
     for name in sorted(case.regimes):
         yield lambda name=name: replace(case, regimes=_without(case.regimes, name))  # type: ignore[misc]
-    yield lambda: replace(_kept(case, call.compact()), relation=None)
-    yield lambda: _kept(case, call.compact())
+    yield lambda: replace(kept(case, call.compact()), relation=None)
+    yield lambda: kept(case, call.compact())
     yield lambda: replace(case, seed=0)
     yield lambda: replace(case, poison="nan")
 
@@ -155,10 +155,10 @@ def _without(entries: dict[str, T], name: str) -> dict[str, T]:
 
 
 def _with(case: Case, **fields: object) -> Case:
-    return _kept(case, replace(case.call, **fields))
+    return kept(case, replace(case.call, **fields))
 
 
-def _kept(case: Case, call: AnyCall) -> Case:
+def kept(case: Case, call: AnyCall) -> Case:
     """The case with another call, and of its memory and values what that call has."""
     specs = call.tensors()
     pages = []
@@ -187,5 +187,5 @@ def _only_rows(case: Case, rows: list[int]) -> Case:
             relation = Permute(tuple(rows.index(i) for i in order if i in rows))
         case _:
             pass
-    smaller = _kept(replace(case, relation=None), case.call.only(rows))
+    smaller = kept(replace(case, relation=None), case.call.only(rows))
     return replace(smaller, relation=relation)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ci.search import Failure, FoundError, InterruptedSearchError, Search, _Recorder, run
+from ci.search import Failure, FoundError, InterruptedSearchError, Recorder, Search, run
 from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.codec import canonical
@@ -184,7 +184,7 @@ def test_what_comes_once_does_not_hide_what_comes_again(steady: bool) -> None:
 def test_a_case_that_passed_in_between_is_not_steady() -> None:
     """Whatever it does when it is judged once more."""
     verdicts = [WRONG, Verdict(), WRONG]
-    recorder = _Recorder(searched(lambda case: verdicts.pop(0)))
+    recorder = Recorder(searched(lambda case: verdicts.pop(0)))
     with pytest.raises(FoundError):
         recorder.run(CASE)
     recorder.run(CASE)
