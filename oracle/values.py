@@ -282,7 +282,8 @@ def peek(case: Case, spec: TensorSpec, row: int = 0) -> Array:
     if spec.role == "parameter":
         made = _parameters(case, spec, draw)[0]
     else:
-        inner = spec.shape[2:] if spec.axes[1:2] == ("head",) else spec.shape[1:]
+        own = spec.axes[1:2] == ("head",) or spec.axes[:2] == ("row", "position")
+        inner = spec.shape[2:] if own else spec.shape[1:]
         token = (case.call.longest, *(inner or (1,)))
         made = _block(case, spec, draw, row, token if spec.role == "token" else inner)
     return torch.from_numpy(made).to(DTYPES[spec.dtype]).double().numpy()

@@ -95,8 +95,8 @@ def _verify(case: Case, call: Verify) -> Look:
     row = _first(call)
     if row is None:
         return None
-    specs, n = _specs(call), call.qlens[row]
-    return _gate(case, specs, peek(case, specs["raw_g"], row)[:, :n]), peek(case, specs["k"], row)[:, :n]
+    specs, n = few_heads(call), call.qlens[row]
+    return log_decays(case, specs, peek(case, specs["raw_g"], row)[:, :n]), peek(case, specs["k"], row)[:, :n]
 
 
 def _commit(case: Case, call: Commit) -> Look:
@@ -104,9 +104,9 @@ def _commit(case: Case, call: Commit) -> Look:
     row = next((row for row in range(call.rows) if call.plan(row).writes), None)
     if row is None:
         return None
-    specs = {name.removesuffix(".0"): spec for name, spec in _specs(call).items()}
+    specs = {name.removesuffix(".0"): spec for name, spec in few_heads(call).items()}
     both = peek(case, specs["key_gate"], row)[:, : call.plan(row).n]
-    return _gate(case, specs, both[..., call.key_dim :]), both[..., : call.key_dim]
+    return log_decays(case, specs, both[..., call.key_dim :]), both[..., : call.key_dim]
 
 
 def _fused(case: Case, call: FusedVerify) -> Look:
@@ -115,10 +115,10 @@ def _fused(case: Case, call: FusedVerify) -> Look:
         return None
     specs, n = call.tensors(), call.qlens[row]
     raw = peek(case, specs["raw_gate"], row)[:n].reshape(n, call.heads, call.key_dim).transpose(1, 0, 2)
-    return _gate(case, specs, raw), _convolved_keys(case, call, specs, row)
+    return log_decays(case, specs, raw), convolved_keys(case, call, specs, row)
 
 
-def _convolved_keys(case: Case, call: FusedVerify, specs: dict[str, TensorSpec], row: int) -> Array:
+def convolved_keys(case: Case, call: FusedVerify, specs: dict[str, TensorSpec], row: int) -> Array:
     """Keys [H, n, K] as the convolution makes them, less its roundings."""
     n, own = call.qlens[row], slice(call.heads * call.key_dim, 2 * call.heads * call.key_dim)
     stored = peek(case, specs["conv_state"], row)
@@ -135,8 +135,8 @@ def _serve(case: Case, call: Serve) -> Look:
     row = next((i for i in range(call.rows) if call.kinds[i] == "decode" and call.live(i)), None)
     if row is None:
         return None
-    specs = _specs(call)
-    return _gate(case, specs, peek(case, specs["raw_g"], row)[:, : call.qlens[row]]), None
+    specs = few_heads(call)
+    return log_decays(case, specs, peek(case, specs["raw_g"], row)[:, : call.qlens[row]]), None
 
 
 _LOOKS: dict[str, Callable[[Case, Any], Look]] = {
@@ -151,18 +151,18 @@ def _first(call: Verify | FusedVerify) -> int | None:
     return next((row for row in range(call.rows) if call.live(row)), None)
 
 
-def _specs(call: Call) -> dict[str, TensorSpec]:
+def few_heads(call: Call) -> dict[str, TensorSpec]:
     """The call's tensors with no more heads than are looked at; a head's values are its own."""
-    return {name: _few(spec) for name, spec in call.tensors().items()}
+    return {name: _fewer(spec) for name, spec in call.tensors().items()}
 
 
-def _few(spec: TensorSpec) -> TensorSpec:
+def _fewer(spec: TensorSpec) -> TensorSpec:
     pairs = zip(spec.axes, spec.shape, strict=True)
     shape = tuple(min(n, HEADS) if axis == "head" else n for axis, n in pairs)
     return msgspec.structs.replace(spec, shape=shape) if shape != spec.shape else spec
 
 
-def _gate(case: Case, specs: dict[str, TensorSpec], raw: Array) -> Array:
+def log_decays(case: Case, specs: dict[str, TensorSpec], raw: Array) -> Array:
     """Log decays of raw gates [H, n, K]; the gate of ``oracle.gate``."""
     x = raw + peek(case, specs["dt_bias"]).reshape(raw.shape[0], 1, -1)
     a = np.exp(peek(case, specs["A_log"]))[:, None, None]
