@@ -125,7 +125,7 @@ ROUND = 10
 """Examples of one Hypothesis run. From its tenth example on, a run mostly mutates earlier ones: of 300
 examples of one run about 80 are distinct calls, of 300 examples of thirty runs about 240."""
 OPENING = 2
-"""Examples that a run opens with, the same simplest case in every one: it is judged in the first alone."""
+"""Examples at the start of a run that may be the simplest case, the same in every run: it is judged once."""
 
 
 _AGAIN = 10

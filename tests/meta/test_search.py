@@ -37,7 +37,7 @@ def test_an_error_of_the_judge_ends_the_search_at_once() -> None:
 
 
 def test_the_simplest_case_is_judged_in_the_first_round_alone() -> None:
-    """Every round opens with it, twice: of ten examples two would tell nothing."""
+    """Every round opens with it, often twice: of ten examples it would take one or two."""
     calls: list[bytes] = []
 
     def judge(case: Case) -> Verdict:
@@ -46,8 +46,7 @@ def test_the_simplest_case_is_judged_in_the_first_round_alone() -> None:
 
     tally, _ = run(searched(judge))
     assert tally.examples == len(calls) == 30
-    assert calls[0] == calls[1]
-    assert calls[0] not in (*calls[10:12], *calls[20:22])
+    assert calls[0] not in calls[10:]
 
 
 def test_a_failure_that_comes_once_is_not_lost() -> None:
