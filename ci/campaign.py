@@ -25,6 +25,7 @@ from ci.reporting.demands import Demands
 from ci.reporting.fuzz import summary
 from ci.reporting.publish import Outlets
 from ci.stale import recheck
+from ci.worker import Options
 from impl.contract import Domain, UnavailableError
 from impl.cute.emulator.settings import SCHEDULES_VARIABLE
 from oracle.buckets import BUCKETS
@@ -84,17 +85,7 @@ class _Console(Console):
 def _prepare(asked: Asked) -> Run:
     """Ask every implementation what it offers; a lacking operation becomes a line of the table."""
     options, past = asked.options, asked.past
-    versions: dict[str, str] = {}
-    domains: dict[tuple[str, str], Domain] = {}
-    absent: dict[tuple[str, str], str] = {}
-    for name in options.implementations:
-        offer = probe(name, options.device)
-        versions[name] = offer.version
-        for operation in options.operations:
-            if operation in offer.operations:
-                domains[name, operation] = offer.domains[operation]
-            else:
-                absent[name, operation] = offer.absent.get(operation, f"{name} does not offer {operation}")
+    versions, domains, absent = offers(options)
     ran = versions | {name: os.environ[name] for name in (SCHEDULES_VARIABLE,) if name in os.environ}
     if past is None:
         asked.log.begin(options, ran, no_known=asked.no_known)
@@ -110,6 +101,24 @@ def _prepare(asked: Asked) -> Run:
     for key, why in absent.items():
         run.rows[key].absent = why
     return run
+
+
+def offers(
+    options: Options,
+) -> tuple[dict[str, str], dict[tuple[str, str], Domain], dict[tuple[str, str], str]]:
+    """Versions of the implementations, domains of what they offer, and why they lack the rest."""
+    versions: dict[str, str] = {}
+    domains: dict[tuple[str, str], Domain] = {}
+    absent: dict[tuple[str, str], str] = {}
+    for name in options.implementations:
+        offer = probe(name, options.device)
+        versions[name] = offer.version
+        for operation in options.operations:
+            if operation in offer.operations:
+                domains[name, operation] = offer.domains[operation]
+            else:
+                absent[name, operation] = offer.absent.get(operation, f"{name} does not offer {operation}")
+    return versions, domains, absent
 
 
 class _Display:
@@ -264,7 +273,7 @@ def _problem(run: Run, demands: Demands, stopped: BaseException | None) -> str:
 
 def _conclude(run: Run, demands: Demands) -> int:
     """The exit code; ``UnavailableError`` where it would be 0 for too little."""
-    code = _exit_code(run)
+    code = exit_code(run)
     judged = {key: row.tally.examples for key, row in run.rows.items() if not row.absent}
     unmet = demands.unmet(judged)
     if unmet and not code:
@@ -272,7 +281,8 @@ def _conclude(run: Run, demands: Demands) -> int:
     return code
 
 
-def _exit_code(run: Run) -> int:
+def exit_code(run: Run) -> int:
+    """1 with failures; ``UnavailableError`` where a row could not be run to its end."""
     rows = run.rows.values()
     if any(row.failures for row in rows):
         return 1

@@ -80,8 +80,8 @@ def _pointed_at(case: Case, verdict: Verdict | None) -> Iterator[Callable[[], Ca
         yield lambda: _only_rows(case, [row])
     captured, head = case.captured, place.get("head")
     if captured is not None and head is not None and head < len(captured.heads):
-        kept = (captured.heads[head],)
-        yield lambda: _recaptured(case, {"heads": 1}, {"heads": kept})
+        only = (captured.heads[head],)
+        yield lambda: _recaptured(case, {"heads": 1}, {"heads": only})
 
 
 def _row_at(call: AnyCall, place: Mapping[str, int]) -> int | None:
@@ -109,7 +109,7 @@ def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
     yield from _fewer_parts(case) if case.captured is None else _fewer_captured(case, case.captured)
     for i, qlen in enumerate(call.qlens):
         for shorter in sorted({0, 1, qlen // 2, qlen - 1} - {qlen, -1}):
-            yield lambda i=i, n=shorter: _kept(case, call.with_qlen(i, n))  # type: ignore[misc]
+            yield lambda i=i, n=shorter: kept(case, call.with_qlen(i, n))  # type: ignore[misc]
     for change in call.smaller():
         yield lambda c=change: _with(case, **c)  # type: ignore[misc]
     yield lambda: replace(case, relation=None)
@@ -122,8 +122,8 @@ def _attempts(case: Case) -> Iterator[Callable[[], Case]]:
     yield lambda: replace(case, regimes={})
     for name in sorted(case.regimes):
         yield lambda name=name: replace(case, regimes=_without(case.regimes, name))  # type: ignore[misc]
-    yield lambda: replace(_kept(case, call.compact()), relation=None)
-    yield lambda: _kept(case, call.compact())
+    yield lambda: replace(kept(case, call.compact()), relation=None)
+    yield lambda: kept(case, call.compact())
     yield lambda: replace(case, seed=0)
     yield lambda: replace(case, poison="nan")
 
@@ -154,8 +154,8 @@ def _fewer_captured(case: Case, captured: Captured) -> Iterator[Callable[[], Cas
     for name in ("layers", "heads"):
         chosen: tuple[int, ...] = getattr(captured, name)
         for part in _fewer_rows(len(chosen)) if len(chosen) > 1 else ():
-            kept = tuple(chosen[i] for i in part)
-            yield lambda n=name, k=kept: _recaptured(case, {n: len(k)}, {n: k})  # type: ignore[misc]
+            some = tuple(chosen[i] for i in part)
+            yield lambda n=name, k=some: _recaptured(case, {n: len(k)}, {n: k})  # type: ignore[misc]
     steps = {"channels": getattr(call, "part_dim", 1), "key_dim": PLAIN, "value_dim": PLAIN}
     for name, field in (("channels", "channel"), ("key_dim", "key"), ("value_dim", "value")):
         count, odd = divmod(getattr(call, name, 0), steps[name])
@@ -206,23 +206,23 @@ def _without(entries: dict[str, T], name: str) -> dict[str, T]:
 
 
 def _with(case: Case, **fields: object) -> Case:
-    return _kept(case, replace(case.call, **fields))
+    return kept(case, replace(case.call, **fields))
 
 
-def _kept(case: Case, call: AnyCall) -> Case:
+def kept(case: Case, call: AnyCall) -> Case:
     """The case with another call, and of its memory and values what that call has."""
     specs = call.tensors()
     pages = []
     for page in case.pages:
-        kept = [i for i, name in enumerate(page.members) if name in specs]
-        gaps = tuple(page.gaps[i] for i in kept) if page.gaps else ()
-        if kept:
-            pages.append(replace(page, members=tuple(page.members[i] for i in kept), gaps=gaps))
+        held = [i for i, name in enumerate(page.members) if name in specs]
+        gaps = tuple(page.gaps[i] for i in held) if page.gaps else ()
+        if held:
+            pages.append(replace(page, members=tuple(page.members[i] for i in held), gaps=gaps))
     tables = {spec.table for spec in specs.values()}
     captured = case.captured
     if captured is not None:
-        held = tuple(table for table in captured.tables if table in tables)
-        captured = replace(captured, tables=held) if held else None
+        tables_held = tuple(table for table in captured.tables if table in tables)
+        captured = replace(captured, tables=tables_held) if tables_held else None
     return replace(
         case,
         call=call,
@@ -243,5 +243,5 @@ def _only_rows(case: Case, rows: list[int]) -> Case:
             relation = Permute(tuple(rows.index(i) for i in order if i in rows))
         case _:
             pass
-    smaller = _kept(replace(case, relation=None), case.call.only(rows))
+    smaller = kept(replace(case, relation=None), case.call.only(rows))
     return replace(smaller, relation=relation)

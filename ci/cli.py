@@ -189,6 +189,54 @@ def fuzz(context: click.Context, **given: Any) -> None:
     sys.exit(command(**given))
 
 
+@cli.command()
+@implementation_option("triton")
+@click.option(
+    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
+)
+@click.option(
+    "--examples",
+    type=click.IntRange(10, 10_000_000),
+    default=400,
+    show_default=True,
+    help="Judgements an operation: two fifths at random, the others aimed.",
+)
+@click.option("--minutes", type=Number(0, 100_000, min_open=True), help="Run for a time instead.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: a new one, printed]")
+@device_option
+@schedules_option
+@click.option("--jobs", type=click.IntRange(1, 512), help="Worker processes, as of fuzz.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".kdafuzz/worst"),
+    show_default=True,
+    help="Where the nearest cases go, and those past their bound.",
+)
+@click.option(
+    "--timeout",
+    type=Number(0.1, 86400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for one case before it counts as hung.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the results, every random example's ratio included.",
+)
+def worst(**given: Any) -> None:
+    """Search for the cases that come nearest to their bounds, per operation, dtypes and tensor.
+
+    Beside each stands what a usual test would say, which allows twice the largest error of plain fp32
+    PyTorch: our bound over that one, and how many right results it would have called wrong.
+    """
+    from ci.worst.command import command
+
+    sys.exit(command(**given))
+
+
 def _refuse_beside_resume(context: click.Context, *allowed: str) -> None:
     """What a run was asked is in its log."""
     for option in context.command.params:

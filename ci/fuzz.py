@@ -34,6 +34,8 @@ _STOP_SECONDS = 5.0
 """For workers to save what they found when a run is interrupted."""
 SHARD = 100
 """Examples of one search: enough for Hypothesis to leave its small beginnings, few enough to share out."""
+HUNT = 400
+"""Examples of one hunt: a climb goes on from what it found before."""
 DEATHS = 3
 """So many workers in a row that die of one shard are taken for a fault of what it draws."""
 
@@ -126,18 +128,23 @@ class Run:
         for row in self.rows.values():
             row.tally = copy.deepcopy(row.finished)
 
+    @property
+    def _shard(self) -> int:
+        """Examples of one search."""
+        return HUNT if self.options.hunting else SHARD
+
     def shards(self) -> Iterator[Shard]:
         """The plan: every row's shards in turn, without end if the run is bounded by time."""
         keys = [key for key in self.rows if key in self.domains]
         if self._deadline is not None:
             index = 0
             while any(map(self._wanted, keys)) and time.time() < self._deadline:
-                yield from (Shard(*key, index, SHARD, self.rows[key].version) for key in keys)
+                yield from (Shard(*key, index, self._shard, self.rows[key].version) for key in keys)
                 index += 1
             return
         for key in keys:
-            for index, start in enumerate(range(0, self.options.examples, SHARD)):
-                size = min(SHARD, self.options.examples - start)
+            for index, start in enumerate(range(0, self.options.examples, self._shard)):
+                size = min(self._shard, self.options.examples - start)
                 yield Shard(*key, index, size, self.rows[key].version)
 
     def execute(self, progress: Callable[["Run"], None]) -> None:

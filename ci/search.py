@@ -11,6 +11,7 @@ from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import SearchStrategy
 
 from ci.minimize import minimize, signature
+from ci.worst.near import Nearness
 from oracle.buckets import buckets
 from oracle.case import Case
 from oracle.codec import canonical
@@ -25,7 +26,7 @@ class FoundError(AssertionError):
     """A case failed; Hypothesis shrinks towards the smallest that raises this."""
 
 
-class _StopError(BaseException):
+class StopError(BaseException):
     """No verdict can be had, or kept: past Hypothesis, which would shrink any ordinary exception."""
 
     def __init__(self, reason: Exception) -> None:
@@ -74,6 +75,8 @@ class Tally:
     reached: dict[str, int] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)
     digest: str = ""
+    nearness: Nearness = field(default_factory=Nearness)
+    """Of a hunt (``ci.worst``) alone; a search leaves it empty."""
 
     def add(self, other: "Tally") -> None:
         """Add another search's counts; digests are summed, so order is free."""
@@ -87,6 +90,7 @@ class Tally:
         for mine, theirs in ((self.reached, other.reached), (self.known, other.known)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
+        self.nearness.add(other.nearness)
         if other.digest:
             mixed = int(self.digest or "0", 16) + int(other.digest, 16)
             self.digest = f"{mixed % (1 << 64):016x}"
@@ -113,11 +117,15 @@ class Search:
     report: Callable[[Tally], None] = lambda _: None
     known: Explain = lambda case, verdict: ""
     found: Callable[["Failure"], None] = lambda failure: None
+    hunting: bool = False
+    """Whether the cases that come nearest to their bounds are kept (``ci.worst``)."""
 
 
 ROUND = 10
 """Examples of one Hypothesis run. From its tenth example on, a run mostly mutates earlier ones: of 300
 examples of one run about 80 are distinct calls, of 300 examples of thirty runs about 240."""
+OPENING = 2
+"""Examples at the start of a run that may be the simplest case, the same in every run: it is judged once."""
 
 
 _AGAIN = 10
@@ -130,12 +138,28 @@ def run(search: Search) -> tuple[Tally, Failure | None]:
     ``search.report`` gets a tally of what came since the last report, at least once a second.
     What ``search.judge`` raises ends the search.
     """
-    recorder = _Recorder(search)
-    flaky = False
-    for index, start in enumerate(range(0, search.examples, ROUND)):
-        flaky = _round(search, recorder, index, min(ROUND, search.examples - start))
+    recorder = Recorder(search)
+    flaky = rounds(search, recorder, search.examples)
+    return conclude(search, recorder, flaky=flaky)
+
+
+def rounds(
+    search: Search, recorder: "Recorder", examples: int, *, aimed: bool = False, size: int = ROUND
+) -> bool:
+    """Draw and judge so many examples, up to the first failure; returns whether that passed once more.
+
+    ``aimed``: in each round Hypothesis aims at large ratios, and nothing of it is a tally's example.
+    """
+    recorder.counting = not aimed
+    for index, start in enumerate(range(0, examples, size)):
+        flaky = _round(search, recorder, index, min(size, examples - start), aimed=aimed)
         if recorder.failure is not None or time.monotonic() > search.until:
-            break
+            return flaky
+    return False
+
+
+def conclude(search: Search, recorder: "Recorder", *, flaky: bool) -> tuple[Tally, Failure | None]:
+    """Make what failed smaller, if anything did, and report the rest."""
     shrunk = search.shrink and not flaky and not recorder.late
     try:
         flaky = flaky and not recorder.settle()
@@ -148,19 +172,27 @@ def run(search: Search) -> tuple[Tally, Failure | None]:
     return tally, replace(failure, shrunk=shrunk, flaky=flaky) if failure is not None else None
 
 
-def _round(search: Search, recorder: "_Recorder", index: int, examples: int) -> bool:
+def _round(search: Search, recorder: "Recorder", index: int, examples: int, *, aimed: bool) -> bool:
     """One Hypothesis run; returns whether a failing case passed when it was run again."""
+    drawn = judged = 0
 
-    @hypothesis.seed(search.seed * 1_000_003 + index)
+    @hypothesis.seed(search.seed * 1_000_003 + (-1 - index if aimed else index))
     @hypothesis.settings(
         settings_profile(),
-        max_examples=examples,
-        phases=(Phase.generate, *((Phase.shrink,) if search.shrink else ())),
+        max_examples=examples + (OPENING if index or aimed else 0),
+        phases=_phases(shrink=search.shrink, aimed=aimed),
         report_multiple_bugs=False,
     )
     @hypothesis.given(search.strategy)
     def body(case: Case) -> None:
-        recorder.run(case)
+        nonlocal drawn, judged
+        drawn += 1
+        opening = (index or aimed) and drawn <= OPENING and recorder.opened_with(case)
+        if not opening and (judged < examples or recorder.failure is not None):
+            judged += 1
+            recorder.run(case)
+            if aimed:
+                hypothesis.target(recorder.last, label="ratio")
 
     try:
         body()
@@ -168,13 +200,17 @@ def _round(search: Search, recorder: "_Recorder", index: int, examples: int) -> 
         return False
     except FlakyFailure:
         return True
-    except _StopError as stop:
+    except StopError as stop:
         raise stop.reason from None
     except KeyboardInterrupt:
         if recorder.failure is not None:
             raise InterruptedSearchError(replace(recorder.failure, shrunk=False)) from None
         raise
     return False
+
+
+def _phases(*, shrink: bool, aimed: bool) -> tuple[Phase, ...]:
+    return (Phase.generate, *((Phase.target,) if aimed else ()), *((Phase.shrink,) if shrink else ()))
 
 
 def settings_profile() -> hypothesis.settings:
@@ -194,13 +230,17 @@ def settings_profile() -> hypothesis.settings:
     )
 
 
-class _Recorder:
+class Recorder:
     """Judges a search's cases and keeps count."""
 
     def __init__(self, search: Search) -> None:
         self.failure: Failure | None = None
         self.late = False
         """Whether the time ran out while a failing case was being shrunk."""
+        self.counting = True
+        """Whether what is judged is an example: drawn, and aimed at nothing."""
+        self.last = 0.0
+        """The largest ratio of the case that was judged last."""
         self._search, self._until = search, search.until
         self._failing: dict[bytes, Failure] = {}
         self._causes: dict[tuple[str, str, str], str] = {}
@@ -209,8 +249,15 @@ class _Recorder:
         self._passed: set[bytes] = set()
         """Cases that passed since the first one failed: some may have failed before."""
         self._whole, self._part = Tally(), Tally()
+        self.nearness = Nearness()
+        """Of the whole of a hunt."""
+        self._first = b""
         self._hash = hashlib.blake2b(digest_size=8)
         self._reported = time.monotonic()
+
+    def opened_with(self, case: Case) -> bool:
+        """Whether this is the case that the search began with, and passed."""
+        return self.failure is None and canonical(case) == self._first
 
     def run(self, case: Case) -> None:
         """Judge one case; raises ``FoundError`` if it fails."""
@@ -226,10 +273,11 @@ class _Recorder:
         try:
             verdict = search.judge(case)
         except Exception as error:
-            raise _StopError(error) from error
+            raise StopError(error) from error
         now = time.monotonic()
         part.executions += 1
         part.seconds += now - start
+        self._first = self._first or canonical(case)
         if not verdict.ok:
             verdict = self._with_cause(verdict)
         elif self._failing:
@@ -237,7 +285,7 @@ class _Recorder:
         finding = "" if verdict.ok else search.known(case, verdict)
         failed = not verdict.ok and not finding
         if self.failure is None:
-            self._count(case, verdict, finding)
+            self._note(case, verdict, finding)
         if now - self._reported > 0.5 or failed:
             self._report(now)
         if failed:
@@ -250,6 +298,16 @@ class _Recorder:
                 self._tell(replace(failure, shrunk=False))
             self._failing[failing] = failure
             self._fail(failure)
+
+    def _note(self, case: Case, verdict: Verdict, finding: str) -> None:
+        """Take a case that was judged before the first failure into account."""
+        self.last = min(verdict.ratio, 1e9)
+        if self.counting:
+            self._count(case, verdict, finding)
+        if self._search.hunting and verdict.ok:
+            self._part.ratio = max(self._part.ratio, verdict.ratio)
+            for nearness in (self._part.nearness, self.nearness):
+                nearness.saw(case, verdict.ratios, drawn=self.counting)
 
     def _count(self, case: Case, verdict: Verdict, finding: str) -> None:
         """Take an example into the tally: every one up to the first failure."""
@@ -283,7 +341,7 @@ class _Recorder:
         try:
             self._search.found(failure)
         except Exception as error:  # no verdict of the case, whatever Hypothesis would take it for
-            raise _StopError(error) from error
+            raise StopError(error) from error
 
     def settle(self) -> bool:
         """Fall back to the last case that fails once more, if one does: what came once may hide a fault."""

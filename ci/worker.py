@@ -18,6 +18,7 @@ from ci.known import Known, explained
 from ci.processes import TerminatedError, die_with_parent
 from ci.sanitize import watching
 from ci.search import Failure, InterruptedSearchError, Search, Tally, run
+from ci.worst.hunt import hunt
 from impl.contract import Domain, UnavailableError
 from oracle.case import Case
 from oracle.judge import Verdict
@@ -42,6 +43,8 @@ class Options:
     sanitize: str = ""
     keep_going: bool = False
     known: tuple[Known, ...] = ()
+    hunting: bool = False
+    """Whether searches are hunts for the nearest cases (``ci.worst``)."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,10 @@ def _run_shard(
             report=lambda tally: channel.send(Event(shard, tally)),
             known=known,
             found=keep,
+            hunting=options.hunting,
         )
-        _, failure = run(search)
+        compiled = options.device != "cpu"
+        _, failure = hunt(search, domain, compiled=compiled) if options.hunting else run(search)
         if failure is not None:
             keep(failure if failure.flaky else _alone(failure, stop))
         channel.send(Event(shard, done=True))

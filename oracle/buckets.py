@@ -8,15 +8,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from oracle.calls import CALLS
 from oracle.calls.base import PAD_SLOT, Call
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
-from oracle.calls.fused_verify import WIDTH, FusedVerify
+from oracle.calls.fused_verify import STATIC, WIDTH, FusedVerify
 from oracle.calls.serve import Serve
 from oracle.calls.verify import Verify
 from oracle.case import Case
-from oracle.layout import DENSE, placed
+from oracle.layout import DENSE, TensorSpec, placed
+from oracle.reach import commit, dtypes, memory, values
 
 Flags = dict[str, bool]
 
@@ -29,7 +32,10 @@ def buckets(case: Case) -> frozenset[str]:
     reached.add("values: unusual" if case.regimes else "values: plain")
     if "specials" in case.regimes.values():
         reached.add("values: not finite")
-    return frozenset(reached)
+    reached.add(f"dtypes: {dtypes.combination(case.call)}")
+    if not isinstance(case.call, Serve):
+        reached |= memory.places(case)
+    return frozenset(reached | (values.reached(case) & _OF_VALUES[case.op]))
 
 
 def _flags(case: Case) -> Flags:
@@ -64,7 +70,14 @@ def _slots(call: Call) -> Flags:
     return {
         "slot: null 0": any(on and s == 0 for on, s in zip(null, call.slots, strict=True)),
         "slot: null -1": any(on and s == PAD_SLOT for on, s in zip(null, call.slots, strict=True)),
+        "slot: null first": any(null[:1]),
         "slot: null in the middle": any(null[1:-1]),
+        "slot: null last": any(null[-1:]),
+        "slot: null, part of a window": any(
+            on and x < call.longest for on, x in zip(null, call.qlens, strict=True)
+        ),
+        "slot: all null": any(null) and not live,
+        "slot: empty row without a slot": any(s <= 0 for s in empty),
         "slot: last of the pool": call.pool - 1 in live,
         "slot: empty row with a live slot": bool(live & empty),
     }
@@ -188,13 +201,6 @@ def _packed(call: PackedConv) -> Flags:
 
 
 def _commit(call: Commit) -> Flags:
-    plans = [call.plan(row) for row in range(call.rows)]
-    writing = [(call.slots[row], plan) for row, plan in enumerate(plans) if plan.writes]
-    ends = [(slot, plan) for slot, plan in writing if plan.writes_boundary]
-    counts = [call.accepted[call.request(row)] for row in range(call.rows) if call.live(row)]
-    lengths = [call.qlens[row] for row in range(call.rows) if call.live(row)]
-    aligned = call.block_size > 0
-    live = [row for row in range(call.rows) if call.live(row) and plans[row].n > 0]
     return {
         **_heads(call),
         **_dtypes("state", call.state, "float32", "bfloat16"),
@@ -204,26 +210,12 @@ def _commit(call: Commit) -> Flags:
         "conv: dim first": call.dim_first,
         "conv: token major": not call.dim_first,
         "conv: one column": call.history == 1,
-        "counts: zero": 0 in counts,
-        "counts: negative": any(a < 0 for a in counts),
-        "counts: over the query": any(a > n for a, n in zip(counts, lengths, strict=True)),
-        "counts: over the window": any(a > call.window for a in counts),
         "requests: none": not call.requests,
         "requests: permuted": bool(call.requests) and call.requests != tuple(range(call.rows)),
         "requests: spare": len(call.accepted) > call.rows,
-        "mode: plain": not aligned,
-        "mode: blocks": aligned,
-        "blocks: of one window": call.block_size == call.window,
-        "blocks: crossed": any(plan.m < plan.n for _, plan in ends),
-        "blocks: ended exactly": any(plan.m == plan.n for _, plan in ends),
-        "blocks: final null": aligned and any(plans[row].final <= 0 for row in live),
-        "blocks: ended, next null": aligned and any(_next_is_null(call, row) for row in live),
-        "blocks: clamped": aligned and any(_clamped(call, row) for row in live),
-        "slots: source is final": any(slot == plan.final for slot, plan in writing),
-        "slots: source is not final": any(slot != plan.final for slot, plan in writing),
-        "slots: source is boundary": any(slot == plan.boundary for slot, plan in ends),
-        "slots: boundary is final": any(plan.boundary == plan.final for _, plan in ends),
-        "slots: all differ": any(len({slot, plan.final, plan.boundary}) == 3 for slot, plan in ends),
+        **commit.counts(call),
+        **commit.blocks(call),
+        **commit.slots(call),
     }
 
 
@@ -261,19 +253,6 @@ def _paths(case: Case) -> Flags:
         "plain: conv rows": plain and (conv[1] != call.state_len or conv[0] % 8 != 0),
         "plain: taps": plain and spots["conv_weight"].strides[0] != WIDTH,
     }
-
-
-def _next_is_null(call: Commit, row: int) -> bool:
-    """Whether the commit ends exactly on a block boundary and the next block is not allocated."""
-    r, plan = call.request(row), call.plan(row)
-    column = (call.computed[r] + plan.n) // call.block_size
-    exactly = (call.computed[r] + plan.n) % call.block_size == 0
-    return exactly and (column >= len(call.table[r]) or call.table[r][column] <= 0)
-
-
-def _clamped(call: Commit, row: int) -> bool:
-    r, n = call.request(row), call.plan(row).n
-    return (call.computed[r] + n - 1) // call.block_size >= len(call.table[r])
 
 
 def _serve(call: Serve) -> Flags:
@@ -317,6 +296,9 @@ def _all(op: str) -> tuple[str, ...]:
     relations = ("none", *(name.title().replace("_", "") for name in call.relations))
     return (
         *(name for name in _flags(Case(call=call)) if name not in unreachable),
+        *(name for name in memory.names(_tensors(op)) if name not in unreachable),
+        *(f"dtypes: {name}" for name in dtypes.combinations(op)),
+        *sorted(_OF_VALUES[op]),
         "values: plain",
         "values: unusual",
         *(("values: not finite",) if op != "serve" else ()),
@@ -324,6 +306,36 @@ def _all(op: str) -> tuple[str, ...]:
     )
 
 
+def _tensors(op: str) -> list[TensorSpec]:
+    """Every tensor that a caller of the operation may pass; those of serving are the engine's."""
+    if op == "serve":
+        return []
+    calls = (EXAMPLES[op], *(msgspec.structs.replace(EXAMPLES[op], **more) for more in _OPTIONAL.get(op, ())))
+    return list({name: spec for call in calls for name, spec in call.tensors().items()}.values())
+
+
+_DECAYS = frozenset(f"decay: {name}" for name in values.DECAYS)
+_KEYS = frozenset(f"keys: {name}" for name in values.KEYS)
+_NONE: frozenset[str] = frozenset()
+_OF_VALUES: dict[str, frozenset[str]] = {
+    "verify": _DECAYS | _KEYS,
+    "conv_update": _NONE,
+    "conv_prefill": _NONE,
+    "packed_conv": _NONE,
+    "commit": _DECAYS | {"keys: eps decides", "keys: zero"},
+    "fused_verify": (_DECAYS - {"decay: past the range", "decay: across the range"})
+    | _KEYS
+    | {"decay: near the range"},
+    "serve": _DECAYS - {"decay: past the range", "decay: across the range"},
+}
+"""Per operation, what its values may come to; a fused verify's contract ends before e**-88."""
+_OPTIONAL: dict[str, tuple[dict[str, Any], ...]] = {
+    "conv_update": ({"accepted": (1,), "bias": "float32"},),
+    "conv_prefill": ({"bias": "float32"},),
+    "packed_conv": ({"bias": "float32"},),
+    "commit": ({"requests": (0,), "block_size": 1, "computed": (0,), "table": ((1,),)},),
+}
+"""Fields of calls that have the tensors which the smallest call lacks."""
 _ROW: dict[str, Any] = {"pool": 2, "qlens": (1,), "slots": (1,), "ids": (0,)}
 _HEAD: dict[str, Any] = {"heads": 1, "key_dim": 1, "value_dim": 1, "window": 1, "capacity": 1}
 _CONV: dict[str, Any] = {"channels": 64, "state_len": 3}
@@ -339,7 +351,11 @@ EXAMPLES: dict[str, Any] = {
 """The smallest call of every operation."""
 UNREACHABLE: dict[str, tuple[str, ...]] = {
     "commit": ("tokens: padding",),
-    "fused_verify": ("index: strided", "index: strided, one row", "index: int64", "memory: other order"),
+    "fused_verify": (
+        *("index: strided", "index: strided, one row", "index: int64", "memory: other order"),
+        *(f"{name}: address off 16 bytes" for name in STATIC),
+        "state: leading stride off 16 bytes",
+    ),
 }
 """Buckets that an operation's contract leaves nothing in."""
 BUCKETS: dict[str, tuple[str, ...]] = {op: _all(op) for op in CALLS}

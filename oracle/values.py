@@ -273,6 +273,23 @@ def build(case: Case) -> Values:
     return Values(tensors, filled)
 
 
+def peek(case: Case, spec: TensorSpec, row: int = 0) -> Array:
+    """What ``build`` would make of one row of a tensor, or of a parameter, in float64 and alone.
+
+    A row of tokens ``[T, ...]`` comes as ``[H, L, ...]`` or ``[L, ...]`` with its whole window, a
+    record or a slot likewise; cells that are dead in the case have values too.
+    """
+    draw = _regime(case, spec)
+    if spec.role == "parameter":
+        made = _parameters(case, spec, draw)[0]
+    else:
+        own = spec.axes[1:2] == ("head",) or spec.axes[:2] == ("row", "position")
+        inner = spec.shape[2:] if own else spec.shape[1:]
+        token = (case.call.longest, *(inner or (1,)))
+        made = _block(case, spec, draw, row, token if spec.role == "token" else inner)
+    return torch.from_numpy(made).to(DTYPES[spec.dtype]).double().numpy()
+
+
 def index_tensors(call: AnyCall) -> dict[str, torch.Tensor]:
     """The call's index tensors: their elements follow from its lists."""
     elements = call.index_values()

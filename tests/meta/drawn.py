@@ -7,7 +7,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from ci.search import ROUND
+from ci.search import OPENING, ROUND
 from impl.contract import Domain
 from oracle.case import Case
 from oracle.codec import canonical
@@ -25,9 +25,13 @@ def any_cases() -> st.SearchStrategy[Case]:
 
 
 def sample(strategy: st.SearchStrategy[T], rounds: int) -> Iterator[T]:
-    """The same draws every time, in rounds as a search has them (``ci.search.ROUND``)."""
+    """The same draws every time, in rounds as a search has them; what each opens with comes once."""
+    first: list[T] = []
     for index in range(rounds):
-        yield from _round(strategy, index)
+        drawn = _round(strategy, index)
+        opening = [x for x in drawn[:OPENING] if not index or x not in first]
+        first = first or drawn[:1]
+        yield from [*opening, *drawn[OPENING:]]
 
 
 def over(

@@ -49,8 +49,14 @@ TRUTH = {
     "fold_correction_head_stride": "fold",
 }
 """Faults by name. Scaling a query belongs to its normalisation."""
-UNNAMED = {"query_eps", "fold_key_by_gate_norm"}
-"""Those that the first failing case of their searches in the suite is too small or too coarse to tell."""
+UNNAMED = {
+    "query_eps",
+    "query_by_value_stride",
+    "fold_key_by_gate_norm",
+    "fold_state_strides_swapped",
+}
+"""Those that the first failing case of their searches in the suite is too small or too coarse to tell: a
+query read elsewhere may look like one of another norm, and strides that are swapped may end in a crash."""
 SHRINK_SECONDS = 20.0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ci.fuzz
-from ci.campaign import _exit_code
+from ci.campaign import exit_code
 from ci.fuzz import Run
 from ci.worker import Options, Shard
 from impl.contract import Domain, UnavailableError
@@ -247,16 +247,16 @@ def test_an_implementation_that_did_not_run_is_an_error() -> None:
     for row in planned.rows.values():
         row.tally.examples = 5
     first, second = planned.rows.values()
-    assert _exit_code(planned) == 0
+    assert exit_code(planned) == 0
     second.absent = "not in this version"
     second.tally.examples = 0
-    assert _exit_code(planned) == 0
+    assert exit_code(planned) == 0
     second.absent = ""
     with pytest.raises(UnavailableError, match="b verify was not run: too little time"):
-        _exit_code(planned)
+        exit_code(planned)
     first.stopped = "gone"
     with pytest.raises(UnavailableError, match="a verify stopped: gone"):
-        _exit_code(planned)
+        exit_code(planned)
     first.stopped, first.absent, second.absent = "", "no", "no"
     with pytest.raises(UnavailableError, match="nothing was run: no implementation offers"):
-        _exit_code(planned)
+        exit_code(planned)

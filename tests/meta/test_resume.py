@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ci.campaign import _exit_code
+from ci.campaign import exit_code
 from ci.failures import load
 from ci.failures import save as save_case
 from ci.fuzz import DEATHS, Run, _Worker
@@ -199,7 +199,7 @@ def test_a_part_whose_worker_is_lost_is_searched_again(stage: Stage) -> None:
     assert (row.tally.examples, row.tally.digest, row.stopped) == (300, f"{1 + 2 + 3:016x}", "")
     assert run.notes == [LOST] * 2
     assert len(read_log(latest(stage.folder)).shards) == 3
-    assert _exit_code(run) == 0
+    assert exit_code(run) == 0
 
 
 def test_a_part_that_kills_every_worker(stage: Stage) -> None:
@@ -217,7 +217,7 @@ def test_a_part_that_kills_every_worker(stage: Stage) -> None:
     assert (first.tally.examples, second.tally.examples, second.stopped) == (first.finished.examples, 300, "")
     assert run.notes == [LOST] * 2
     with pytest.raises(UnavailableError, match=r"^a verify stopped: 3 workers were lost"):
-        _exit_code(run)
+        exit_code(run)
     assert "a1" not in map(name_of, read_log(latest(stage.folder)).shards)
 
 
@@ -253,14 +253,14 @@ def test_what_a_lost_worker_found(stage: Stage) -> None:
     assert sorted(told(again)) == sorted(told(run))
     assert again.rows["a", "verify"].tally == run.rows["a", "verify"].tally
     assert len(stage.given) == 4
-    assert (_exit_code(run), _exit_code(again)) == (1, 1)
+    assert (exit_code(run), exit_code(again)) == (1, 1)
 
 
 def test_what_a_deadly_part_found_is_kept(stage: Stage) -> None:
     stage.script = {"a0": [[FOUND, "dies"]]}
     run = stage.play(examples=100)
     assert told(run) == [(FOUND.seed, False)]
-    assert _exit_code(run) == 1
+    assert exit_code(run) == 1
 
 
 @pytest.mark.parametrize("first", ["a0", "a1"])

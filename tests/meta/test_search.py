@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ci.search import Failure, FoundError, InterruptedSearchError, Search, _Recorder, run
+from ci.search import Failure, FoundError, InterruptedSearchError, Recorder, Search, run
 from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.codec import canonical
@@ -34,6 +34,19 @@ def test_an_error_of_the_judge_ends_the_search_at_once() -> None:
     with pytest.raises(UnavailableError, match="gone"):
         run(searched(judge))
     assert len(calls) == 4
+
+
+def test_the_simplest_case_is_judged_in_the_first_round_alone() -> None:
+    """Every round opens with it, often twice: of ten examples it would take one or two."""
+    calls: list[bytes] = []
+
+    def judge(case: Case) -> Verdict:
+        calls.append(canonical(case))
+        return Verdict()
+
+    tally, _ = run(searched(judge))
+    assert tally.examples == len(calls) == 30
+    assert calls[0] not in calls[10:]
 
 
 def test_a_failure_that_comes_once_is_not_lost() -> None:
@@ -184,7 +197,7 @@ def test_what_comes_once_does_not_hide_what_comes_again(steady: bool) -> None:
 def test_a_case_that_passed_in_between_is_not_steady() -> None:
     """Whatever it does when it is judged once more."""
     verdicts = [WRONG, Verdict(), WRONG]
-    recorder = _Recorder(searched(lambda case: verdicts.pop(0)))
+    recorder = Recorder(searched(lambda case: verdicts.pop(0)))
     with pytest.raises(FoundError):
         recorder.run(CASE)
     recorder.run(CASE)

@@ -99,7 +99,7 @@ def memories(draw: st.DrawFn, call: FusedVerify, specs: dict[str, TensorSpec]) -
             if spec.strided == "dense" and name not in DYNAMIC:
                 chosen[name] = Layout(offset=draw(EVEN))
     if kind == "declined":
-        for name in draw(st.lists(st.sampled_from(DYNAMIC), min_size=1, max_size=2, unique=True)):
+        for name in draw(st.lists(st.sampled_from(DYNAMIC), min_size=1, max_size=3, unique=True)):
             step = draw(st.sampled_from((1, 2) if specs[name].index else (1, 2, 4, 3)))
             chosen[name] = Layout(offset=chosen[name].offset + step, gaps=chosen[name].gaps)
     if kind == "pages":

@@ -188,7 +188,7 @@ def arrangements(
     elif flavour == "dense":
         names = []
     # Index vectors are columns of tables more often than not.
-    must = [name for name in specs if specs[name].index and draw(st.integers(0, 3)) == 3]
+    must = [name for name in specs if specs[name].index and draw(st.booleans())]
     for name in dict.fromkeys([*names, *must]):
         layout = draw(layouts(specs[name], wall=wall))
         if layout != DENSE:

@@ -42,7 +42,7 @@ def rows(
         st.sampled_from(kinds),
     )
     # Lists are short by themselves, and an empty batch is worth little but a look.
-    least = draw(st.sampled_from((1, 2, 3, 4, 2, 3, 4, 5, 1, 2, 3, 0)))
+    least = draw(st.sampled_from((1, 2, 3, 4, 2, 3, 4, 5, 1, 2, 3, 0, 0)))
     batch = draw(st.lists(row, min_size=min(least, max_rows), max_size=max_rows, unique_by=lambda r: r[1]))
     slots = [_slot(batch, i) for i in range(len(batch))]
     pool = max((slot for _, slot, _ in batch), default=1) + 1 + draw(st.sampled_from((0, 0, 1, 3)))

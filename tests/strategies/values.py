@@ -21,6 +21,7 @@ THEMES: tuple[dict[str, str], ...] = (
         "v": "zero",
     },
     {"q": "tiny", "k": "tiny"},  # eps decides
+    {"q": "tiny", "k": "zero"},  # and keeps what would be 0 * inf from being NaN
     {"k": "aligned", "raw_beta": "near_one", "raw_g": "slow", "v": "alternating"},  # corrections grow
     {"k": "one_hot", "q": "one_hot", "state": "one_hot"},  # an axis swapped or shifted
     {"k": "one_hot", "v": "ties", "state": "ties", "raw_beta": "half"},  # sums on rounding ties
@@ -39,6 +40,7 @@ COMMIT_THEMES: tuple[dict[str, str], ...] = (
     {"correction": "zero", "A_log": "spread", "dt_bias": "spread"},
     {"state": "zero", "dt_bias": "spread"},
     {"correction": "ties", "state": "ties", "key_gate": "one_hot"},
+    {"correction": "specials"},
 )
 FUSED_THEMES: tuple[dict[str, str], ...] = (
     {},

@@ -1,0 +1,1 @@
+"""``kdafuzz worst``: how near implementations come to their bounds, and what a looser bound would say."""

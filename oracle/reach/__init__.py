@@ -1,0 +1,1 @@
+"""What cases reach, by kind: the parts of ``oracle.buckets``."""
