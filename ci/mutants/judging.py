@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,8 +15,10 @@ import msgspec
 
 from ci.executor import Executor, SuiteError
 from ci.known import Known, explained
+from ci.mutants import baseline
 from ci.mutants.baseline import Answer
-from ci.mutants.sites import Mutant
+from ci.mutants.forked import ForkedExecutor, answer_of
+from ci.mutants.sites import Mutant, planted
 from ci.mutants.subjects import Copy, Subject
 from ci.processes import ending
 from ci.search import Failure, Search, run
@@ -83,6 +86,11 @@ def judge(task: Task) -> Outcome:
     """Search until the first example that fails."""
     started = time.monotonic()
     key = task.mutant.key if task.mutant is not None else task.id
+    if task.mutant is not None:
+        try:
+            compile(planted(task.subject.texts[task.mutant.module], task.mutant), task.mutant.module, "exec")
+        except SyntaxError as error:
+            return Outcome(task.id, key, "stillborn", text=one_line(error))
     with tempfile.TemporaryDirectory(prefix="kdafuzz-mutant-") as name:
         copy = task.subject.copy(Path(name), task.mutant)
         outcome = _searched(task, copy, Outcome(task.id, key, "survived"))
@@ -98,9 +106,7 @@ def judge(task: Task) -> Outcome:
 def _searched(task: Task, copy: Copy, outcome: Outcome) -> Outcome:
     replace = msgspec.structs.replace
     judged: dict[str, int] = {}
-    with Executor(
-        copy.implementation, task.subject.device, timeout=task.timeout, environment=copy.environment
-    ) as executor:
+    with _executor(task, copy) as executor:
         try:
             executor.start()
         except (UnavailableError, SuiteError) as error:
@@ -115,6 +121,15 @@ def _searched(task: Task, copy: Copy, outcome: Outcome) -> Outcome:
             if failure is not None:
                 return _killed(replace(outcome, judged=judged), operation, examples, failure.verdict)
     return replace(outcome, judged=judged)
+
+
+def _executor(task: Task, copy: Copy) -> Executor:
+    """What runs the copy: on the CPU in a fork, elsewhere in a new process."""
+    if task.subject.device == "cpu":
+        return ForkedExecutor(copy, "cpu", timeout=task.timeout)
+    return Executor(
+        copy.implementation, task.subject.device, timeout=task.timeout, environment=copy.environment
+    )
 
 
 def _search(task: Task, operation: str, executor: Executor) -> tuple[int, Failure | None]:
@@ -154,17 +169,26 @@ def _killed(outcome: Outcome, operation: str, example: int, verdict: Verdict) ->
 
 def usual_test(task: Task, copy: Copy) -> str:
     """What the usual test fails with, in a process of its own; nothing if it passes."""
-    operations = ",".join(operation for operation in task.operations if operation != "serve")
-    command = [sys.executable, "-P", "-m", "ci.mutants.baseline"]
-    command += [copy.implementation, task.subject.device, operations]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **copy.environment}
+    operations = tuple(operation for operation in task.operations if operation != "serve")
+    arguments = copy.implementation, task.subject.device, operations
     limit = 10.0 * task.timeout
+    if task.subject.device == "cpu":
+        printed, failure = answer_of(partial(baseline.main, *arguments), copy, "cpu", limit)
+        return failure or _read_answer(printed)
+    command = [sys.executable, "-P", "-m", "ci.mutants.baseline"]
+    command += [*arguments[:2], ",".join(operations)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **copy.environment}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return f"no result after {limit:g} s"
     if done.returncode:
         return ending(done.returncode, done.stderr)
-    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    return _read_answer(done.stdout)
+
+
+def _read_answer(printed: bytes) -> str:
+    """The first operation that fails and how."""
+    lines = printed.decode(errors="replace").strip().splitlines()
     answer = msgspec.json.decode(lines[-1], type=Answer)
     return next((f"{name}: {text}" for name, text in answer.failing.items() if text), "")

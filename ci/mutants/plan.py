@@ -2,6 +2,7 @@
 
 import ast
 import fnmatch
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,18 +15,17 @@ from impl.contract import UnavailableError
 
 @dataclass(frozen=True)
 class Planned:
-    """Mutants of a subject to judge, and those that are not: listed ones, and what does not parse."""
+    """Mutants of a subject to judge, and listed ones, which are not; ``stale`` keys are listed in vain."""
 
     subject: Subject
     mutants: tuple[Mutant, ...]
     aside: tuple[tuple[Mutant, Entry], ...] = ()
-    unparsable: tuple[Mutant, ...] = ()
     stale: tuple[str, ...] = ()
 
     @property
     def every(self) -> tuple[Mutant, ...]:
         """All of them."""
-        return (*self.mutants, *(mutant for mutant, _ in self.aside), *self.unparsable)
+        return (*self.mutants, *(mutant for mutant, _ in self.aside))
 
 
 def plan(
@@ -51,20 +51,21 @@ def plan(
     aside = [] if with_listed or only else [(each, listed.of(each)) for each in chosen]
     set_aside = [(each, entry) for each, entry in aside if entry is not None]
     left = {each.id for each, _ in set_aside}
-    mutants, unparsable = [], []
-    trees = {file: ast.dump(ast.parse(text)) for file, text in subject.texts.items()}
-    for each in chosen:
-        if each.id in left:
-            continue
-        try:
-            changed = ast.dump(ast.parse(planted(subject.texts[each.module], each)))
-        except SyntaxError:
-            unparsable.append(each)
-            continue
-        if changed != trees[each.module]:
-            mutants.append(each)
+    mutants = [each for each in chosen if each.id not in left and not _same(each, subject)]
     stale = tuple(listed.stale(everything, subject.texts))
-    return Planned(subject, tuple(mutants), tuple(set_aside), tuple(unparsable), stale)
+    return Planned(subject, tuple(mutants), tuple(set_aside), stale)
+
+
+def _same(mutant: Mutant, subject: Subject) -> bool:
+    """Whether the fault is one of spelling alone."""
+    bare = [re.sub(r"[\s()]", "", text) for text in (mutant.old, mutant.new)]
+    if bare[0] != bare[1]:
+        return False
+    source = subject.texts[mutant.module]
+    try:
+        return ast.dump(ast.parse(planted(source, mutant))) == ast.dump(ast.parse(source))
+    except SyntaxError:
+        return False
 
 
 def _only(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:

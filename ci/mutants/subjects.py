@@ -77,10 +77,14 @@ _VLLM_CUTE: Entries = {
 
 @dataclass(frozen=True)
 class Copy:
-    """A subject's copy: the implementation's name, and what a process that runs it has in its environment."""
+    """A subject's copy: the implementation's name, and what a process that runs it has in its environment.
+
+    ``package`` is the copy of our package ``impl``, if that is what was copied.
+    """
 
     implementation: str
     environment: dict[str, str]
+    package: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Subject:
             environment["KDAFUZZ_CACHE"] = str(_lent_cache(folder / "cache"))
         if own:
             path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-            return Copy(self.name, environment | {"PYTHONPATH": os.pathsep.join(path)})
+            return Copy(self.name, environment | {"PYTHONPATH": os.pathsep.join(path)}, folder / "impl")
         flavour = split_flavour(self.name)[1]
         return Copy(f"vllm:{folder}" + (":cute" if flavour == "cute" else ""), environment)
 

@@ -93,9 +93,6 @@ def report(plans: Iterable[Planned], outcomes: Mapping[tuple[str, str], Outcome]
             row = _row(result, planned, mutant)
             row.mutants += 1
             setattr(row, entry.kind, getattr(row, entry.kind) + 1)
-        for mutant in planned.unparsable:
-            row = _row(result, planned, mutant)
-            row.mutants, row.stillborn = row.mutants + 1, row.stillborn + 1
         for mutant in planned.mutants:
             outcome = outcomes.get((planned.subject.name, mutant.id))
             if outcome is not None:
