@@ -110,7 +110,8 @@ def _searched(task: Task, copy: Copy, outcome: Outcome) -> Outcome:
         try:
             executor.start()
         except (UnavailableError, SuiteError) as error:
-            return replace(outcome, status="stillborn", text=one_line(error))
+            last = str(error).strip().splitlines()[-1]
+            return replace(outcome, status="stillborn", text=one_line(last))
         for operation in task.operations:
             try:
                 examples, failure = _search(task, operation, executor)

@@ -92,7 +92,8 @@ def host_stride(node: cst.CSTNode, place: Place) -> Proposals:
         yield "dense", f"{owner}.contiguous().stride()"
     elif len(axes) == 1 and (axis := number(axes[0])) is not None:
         yield "dense", f"{owner}.contiguous().stride({axis})"
-        yield "other", f"{owner}.stride({axis - 1 if axis else -1})"
+        if axis > 0:
+            yield "other", f"{owner}.stride({axis - 1})"
 
 
 @operator("subscript", 11, 12, does="the neighbour of a numbered part")

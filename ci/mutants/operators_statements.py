@@ -71,7 +71,8 @@ def order(node: cst.CSTNode, place: Place) -> Proposals:
     one, two = _effects(node, place), _effects(following, place)
     if one is None or two is None:
         return
-    if one[0] & (two[0] | two[1]) or one[1] & two[0]:
+    # Two stores that nothing comes between may swap: no kernel writes one place twice in a row.
+    if one[0] & two[1] or one[1] & two[0] or one[0] & two[0] - {"memory"}:
         yield "swapped", ""
 
 
@@ -88,8 +89,9 @@ def _effects(line: cst.SimpleStatementLine, place: Place) -> tuple[set[str], set
     if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call):
         name = called(statement.value)
         # A barrier reads and writes whatever is in memory.
-        memory = {"memory"} if name in _BARRIERS or "store" in name else set()
-        return memory, _names(statement.value) | memory
+        memory = {"memory"}
+        written = memory if name in _BARRIERS or "store" in name else set()
+        return written, _names(statement.value) | (memory if name in _BARRIERS else set())
     return None
 
 
