@@ -465,6 +465,9 @@ def mutants(context: click.Context, **given: Any) -> None:
 
     Exit codes: 0 all that are not listed as equivalent are found; 1 some survive.
     """
+    from ci.mutants import require_libcst
+
+    require_libcst()
     from ci.mutants.command import command
 
     if given["resume"] is not None:

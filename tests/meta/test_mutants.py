@@ -451,6 +451,12 @@ def test_unknown_operations_and_subjects_are_refused(monkeypatch: pytest.MonkeyP
         subject("module:factory", None)
 
 
+def test_without_libcst_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, text, _ = run_command(monkeypatch, all_killed)
+    assert (code, text) == (2, "kdafuzz mutants needs libcst; install kdafuzz[mutants]")
+
+
 # ---- Real processes.
 
 
