@@ -156,14 +156,16 @@ def select(node: cst.CSTNode, place: Place) -> Proposals:
 
 @operator("flag", 20, 28, does="turn a compile-time flag around")
 def flag(node: cst.CSTNode, place: Place) -> Proposals:
-    """``if FLAG`` in kernels, and ``True`` or ``False`` anywhere but in annotations."""
+    """``if FLAG`` in kernels, and ``True`` or ``False`` anywhere but as ``strict``, which only asserts."""
+    around = place.parent(node)
     if isinstance(node, cst.Name) and node.value in ("True", "False"):
-        yield "literal", "False" if node.value == "True" else "True"
+        named = around.keyword.value if isinstance(around, cst.Arg) and around.keyword else ""
+        if named != "strict":
+            yield "literal", "False" if node.value == "True" else "True"
         return
     if not place.device or not isinstance(node, cst.Name | cst.Attribute | cst.Call):
         return
-    test = place.parent(node)
-    if isinstance(test, cst.If | cst.IfExp) and test.test is node:
+    if isinstance(around, cst.If | cst.IfExp) and around.test is node:
         constexpr = called(node) == "const_expr"
         text = place.code(node.args[0].value) if isinstance(node, cst.Call) and constexpr else ""
         if constexpr:

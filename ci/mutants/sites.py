@@ -27,6 +27,27 @@ _SKIPPED = (
     cst.Raise,
     cst.Assert,
 )
+_ASKED = (
+    *(
+        cst.BinaryOperation,
+        cst.BooleanOperation,
+        cst.UnaryOperation,
+        cst.Comparison,
+        cst.IfExp,
+        cst.Call,
+        cst.Arg,
+    ),
+    *(
+        cst.Name,
+        cst.Attribute,
+        cst.Subscript,
+        cst.BaseNumber,
+        cst.Assign,
+        cst.AugAssign,
+        cst.SimpleStatementLine,
+    ),
+)
+"""Kinds of node that operators change; most nodes are none."""
 _LONGEST = 90
 """Letters of a text in a key; longer ones are cut, with a digest of the whole."""
 
@@ -161,9 +182,10 @@ class _Walk(cst.CSTVisitor):
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, _SKIPPED) or _is_text(node):
             return False
-        scope = self._scopes[-1] if self._scopes else self._of_module(node)
-        if scope is not None and scope.function in self._functions:
-            self._ask(node, scope)
+        if isinstance(node, _ASKED):
+            scope = self._scopes[-1] if self._scopes else self._of_module(node)
+            if scope is not None and scope.function in self._functions:
+                self._ask(node, scope)
         return super().on_visit(node)
 
     def _of_module(self, node: cst.CSTNode) -> Scope | None:
