@@ -531,6 +531,65 @@ def bench_growth(**given: Any) -> None:
     sys.exit(command(**given))
 
 
+@cli.command()
+@implementation_option("triton")
+@click.option(
+    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
+)
+@device_option
+@click.option(
+    "--examples",
+    type=click.IntRange(1, 1_000_000),
+    default=500,
+    show_default=True,
+    help="Of each operation that reaches the fault; a tenth of serve.",
+)
+@click.option(
+    "--count", type=click.IntRange(1, 1_000_000), help="So many mutants, drawn evenly.  [default: all]"
+)
+@click.option("--only", multiple=True, metavar="ID", help="These alone, * for any letters; again for more.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the examples."
+)
+@click.option("--jobs", type=click.IntRange(1, 512), help="Mutants at a time.  [default: one a core]")
+@timeout_option
+@click.option(
+    "--palette",
+    type=click.IntRange(0, 100_000),
+    help="As of fuzz.  [default: 4 on the emulator, which compiles them for each mutant; else 0]",
+)
+@click.option(
+    "--baseline", is_flag=True, help="Also ask a test of the usual kind: fixed shapes, one tolerance."
+)
+@click.option("--with-listed", is_flag=True, help="Also judge the mutants that equivalents.toml lists.")
+@click.option("--list", "list_only", is_flag=True, help="Print the mutants; judge none.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".kdafuzz/mutants"),
+    show_default=True,
+    help="Where logs go.",
+)
+@click.option("--resume", metavar="LOG|latest", help="Go on with a run that was cut short.")
+@click.pass_context
+def mutants(context: click.Context, **given: Any) -> None:
+    """Plant small faults in kernels, one at a time, and count which the suite finds.
+
+    Exit codes: 0 all that are not listed as equivalent are found; 1 some survive.
+    """
+    from ci.mutants import require_libcst
+
+    require_libcst()
+    from ci.mutants.command import command
+
+    if given["resume"] is not None:
+        _refuse_beside_resume(context, "jobs", "save", "json_path", "list_only")
+    sys.exit(command(**given))
+
+
 @cli.group()
 def corpus() -> None:
     """The folder of saved cases."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -39,6 +39,18 @@ BYTES_A_SECOND = 1 << 25
 _MAX_REPLY_BYTES = 1 << 24
 _LOOK_SECONDS = 1.0
 """How often a silent child is looked at: a process that it left behind may keep its pipe open."""
+
+
+class Child(Protocol):
+    """What of a process is used here, as ``subprocess.Popen`` has it."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    returncode: Any
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit code."""
 
 
 class SuiteError(RuntimeError):
@@ -77,7 +89,7 @@ class Executor:
         self._logs: tempfile.TemporaryDirectory[str] | None = None
         self._log: Log | None = None
         self._judged = 0
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._errors: IO[bytes] | None = None
 
     @property
@@ -92,14 +104,7 @@ class Executor:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
         # Whatever the child appends stays short: the file is emptied before every case.
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)
-        self._child = subprocess.Popen(
-            self._command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
-            process_group=0,  # so that what a kernel starts is stopped with it
-        )
+        self._child = self._launched(self._errors)
         try:
             loaded = self._ask(Hello(self.implementation, self._device), START_SECONDS)
         except BaseException:
@@ -107,6 +112,17 @@ class Executor:
             raise
         if isinstance(loaded, Verdict):
             raise UnavailableError(f"{self.implementation}: loading failed: {loaded.problems[0].text}")
+
+    def _launched(self, errors: IO[bytes]) -> Child:
+        """A new child, which leads a process group, so that what a kernel starts is stopped with it."""
+        return subprocess.Popen(
+            self._command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
+            process_group=0,
+        )
 
     def _command(self) -> list[str]:
         """The child's command line; behind a sanitizer, whatever that puts between is its parent."""
