@@ -223,26 +223,31 @@ _COLUMNS = ("mutants", "stillborn", "equivalent", "beyond", "killed", "survived"
 
 
 def _print(out: Console, whole: Report, asked: Asked) -> None:
-    table = Table()
-    for name in ("implementation", "operation", "operator"):
-        table.add_column(name, no_wrap=True)
-    for name in (*_COLUMNS, "% killed", "median example", "usual test"):
-        table.add_column(name, justify="right")
-    names = sorted({key[:2] for key in whole.rows})
-    order = list(OPERATORS)
-    for name, operation in names:
-        rows = [(op, row) for (n, o, op), row in whole.rows.items() if (n, o) == (name, operation)]
-        for op, row in sorted(rows, key=lambda pair: order.index(pair[0])):
-            table.add_row(escape(name), operation, op, *_cells(row))
-        table.add_row(escape(name), operation, "all", *_cells(whole.total(name, operation)), style="bold")
-        table.add_section()
-    table.add_row("all", "", "", *_cells(whole.total()), style="bold")
-    out.print(table)
+    for name in dict.fromkeys(key[0] for key in whole.rows):
+        out.print(_table(name, whole))
     for each in whole.survivors:
         _print_survivor(out, each)
     for line in whole.warnings:
         out.print(f"warning: {line}", soft_wrap=True, markup=False, emoji=False)
     out.print(f"seed {asked.seed}, up to {asked.examples} examples an operation", markup=False, emoji=False)
+
+
+def _table(implementation: str, whole: Report) -> Table:
+    """Rows by operation and operator, and their sums."""
+    table = Table(title=escape(implementation), title_justify="left")
+    for column in ("operation", "operator"):
+        table.add_column(column, no_wrap=True)
+    for column in (*_COLUMNS, "% killed", "median example", "usual test"):
+        table.add_column(column, justify="right", no_wrap=True)
+    order = list(OPERATORS)
+    for operation in dict.fromkeys(key[1] for key in sorted(whole.rows) if key[0] == implementation):
+        rows = [(key[2], row) for key, row in whole.rows.items() if key[:2] == (implementation, operation)]
+        for name, row in sorted(rows, key=lambda pair: order.index(pair[0])):
+            table.add_row(operation, name, *_cells(row))
+        table.add_row(operation, "all", *_cells(whole.total(implementation, operation)), style="bold")
+        table.add_section()
+    table.add_row("all", "", *_cells(whole.total(implementation)), style="bold")
+    return table
 
 
 def _cells(row: Row) -> list[str]:

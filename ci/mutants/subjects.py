@@ -8,7 +8,7 @@ vLLM's as a tree, which ``--impl vllm:PATH`` takes. No file of the repository is
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -105,13 +105,15 @@ class Subject:
             total.update(f"{file}\0{text}\0".encode())
         return total.hexdigest()
 
-    def mutants(self) -> tuple[Mutant, ...]:
-        """Every mutant of every function that some operation reaches, file by file."""
+    def mutants(self, files: Collection[str] | None = None) -> tuple[Mutant, ...]:
+        """Every mutant of every function that some operation reaches, file by file, or of these files."""
         tree = Tree(self.texts)
         device = tree.device()
         reached = {operation: tree.reached(entries) for operation, entries in self.entries.items()}
         found: list[Mutant] = []
         for file, text in self.texts.items():
+            if files is not None and file not in files:
+                continue
             functions: dict[str, tuple[bool, tuple[str, ...]]] = {}
             for each in tree.functions():
                 operations = _ordered(op for op, keys in reached.items() if each.key in keys)
