@@ -49,7 +49,7 @@ def test_a_worker_reports_to_the_controller(tmp_path: Path) -> None:
     plug_in(tmp_path)
     (tmp_path / "report_outside.py").write_text(PLUG_IN)
     name, junit, saved = "report_outside:large", tmp_path / "junit.xml", tmp_path / "saved"
-    options = ["--impl", name, "--device", "cpu", "-n", "1", "--hypothesis-seed", "3"]
+    options = ["--impl", name, "--device", "cpu", "-n", "1", "--hypothesis-seed", "2"]
     options += ["--junitxml", str(junit), "--save-failures", str(saved)]
     tests = ["tests/test_verify.py", "tests/test_fused_verify.py"]
     options += ["-k", "no-rows or differential or forty-rows or one-by-one or one-head"]
@@ -65,7 +65,7 @@ def test_a_worker_reports_to_the_controller(tmp_path: Path) -> None:
     }
     failing = properties.pop(f"test_differential[{name}]")
     assert len(properties) == 3
-    common = {"implementation": name, "version": "2.5", "device": "cpu", "profile": "dev", "seed": "3"}
+    common = {"implementation": name, "version": "2.5", "device": "cpu", "profile": "dev", "seed": "2"}
     for passing in properties.values():
         assert passing.items() >= {**common, "operation": "verify", "examples": "1", "known": "0"}.items()
         assert 0.0 <= float(passing["largest_ratio"]) <= 1.0

@@ -31,7 +31,7 @@ HEADS = {"commit": 4, "fused_verify": 2}
 """Heads to be confused with each other; a CTA of commit uses its two buffers twice."""
 WINDOW = 8
 """No column of a product is padding."""
-CASE_COUNT, DRAWN = 40, 1200
+CASE_COUNT, DRAWN = 60, 1200
 
 
 @dataclass(frozen=True)
