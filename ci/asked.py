@@ -120,8 +120,12 @@ def resumed(*, resume: str, save: Path, jobs: int | None, **_: Any) -> Asked:
 def operations_of(text: str, among: Sequence[str] = OPERATIONS) -> tuple[str, ...]:
     """The operations that ``--op`` lists; ``UnavailableError`` if one is not ``among`` those there are."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names or any(name not in among for name in names):
-        raise UnavailableError(f"unknown operation {text!r}; --op takes a list of {', '.join(among)}")
+    unknown = [name for name in names if name not in among]
+    if unknown or not names:
+        found = f"found {unknown[0]!r}" if unknown else "found none"
+        raise UnavailableError(
+            f"unknown operation {text!r}; --op takes a list of {', '.join(among)}; {found}"
+        )
     return names
 
 

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from ci.asked import Asked, from_options, resumed
 from ci.executor import SuiteError
-from ci.failures import require_writable
+from ci.failures import require_writable, write_json
 from ci.fuzz import Row, Run
 from ci.gpus import seats
 from ci.processes import PIPE_BROKEN, TerminatedError
@@ -121,21 +120,26 @@ def offers(
     return versions, domains, absent
 
 
+def progress_bar(out: Console) -> Progress:
+    """A bar for tasks with a ``note``, on a terminal alone."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=out,
+        transient=True,
+        disable=not out.is_terminal,
+    )
+
+
 class _Display:
     """A progress bar on a terminal; elsewhere a plain line every ten seconds."""
 
     def __init__(self, out: Console) -> None:
         self._out, self._printed, self._started = out, time.monotonic(), time.monotonic()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=out,
-            transient=True,
-            disable=not out.is_terminal,
-        )
+        self._bar = progress_bar(out)
         self._tasks: dict[tuple[str, str], Any] = {}
 
     def __enter__(self) -> "_Display":
@@ -314,7 +318,4 @@ def _write_json(path: Path, run: Run) -> None:
         }
         for row in run.rows.values()
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(
-        msgspec.json.encode({"seed": run.options.seed, "device": run.options.device, "rows": rows})
-    )
+    write_json(path, {"seed": run.options.seed, "device": run.options.device, "rows": rows})

@@ -52,6 +52,16 @@ def implementation_option(default: str) -> Callable[[F], F]:
     return click.option("--impl", "implementations", default=default, show_default=bool(default), help=text)
 
 
+def operations_option(default: str = ",".join(OPERATIONS)) -> Callable[[F], F]:
+    """The option --op."""
+    text = "Comma-separated operations."
+    return click.option("--op", "operations", default=default, show_default=True, help=text)
+
+
+json_option = click.option(
+    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
+)
+
 device_option = click.option(
     "--device",
     type=click.Choice(NAMES),
@@ -132,9 +142,7 @@ def doctor(implementations: str, kernels: bool, arches: str, windows: str) -> No
 
 @cli.command()
 @implementation_option("triton")
-@click.option(
-    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
-)
+@operations_option()
 @click.option("--examples", type=click.IntRange(1, 10_000_000), default=150, show_default=True)
 @click.option("--minutes", type=Number(0, 100_000, min_open=True), help="Run for a time instead.")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: a new one, printed]")
@@ -191,9 +199,7 @@ def fuzz(context: click.Context, **given: Any) -> None:
 
 @cli.command()
 @implementation_option("triton")
-@click.option(
-    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
-)
+@operations_option()
 @click.option(
     "--examples",
     type=click.IntRange(10, 10_000_000),
@@ -432,13 +438,7 @@ def bench() -> None:
 
 @bench.command("kernels")
 @implementation_option("triton,cute,vllm@0.33.0,vllm@0.33.0:cute")
-@click.option(
-    "--op",
-    "operations",
-    default="verify,fused_verify,commit,conv_update,conv_prefill,packed_conv",
-    show_default=True,
-    help="Comma-separated operations.",
-)
+@operations_option("verify,fused_verify,commit,conv_update,conv_prefill,packed_conv")
 @click.option("--rows", default="1,16,64,256", show_default=True, help="Of all but prefills.")
 @click.option("--windows", default="1,4,8", show_default=True, help="Likewise.")
 @click.option("--heads", type=click.IntRange(1, 256), default=16, show_default=True, help="Likewise.")
@@ -454,9 +454,7 @@ def bench() -> None:
     metavar="COUNT",
     help="Instead, make every call COUNT times, between a profiler's start and stop.",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
-)
+@json_option
 def bench_kernels(**given: Any) -> None:
     """Kernels against the bytes that they must move, implementations side by side; needs a GPU.
 
@@ -470,9 +468,7 @@ def bench_kernels(**given: Any) -> None:
 
 @bench.command("examples")
 @implementation_option("triton")
-@click.option(
-    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
-)
+@operations_option()
 @device_option
 @click.option("--examples", type=click.IntRange(10, 10_000_000), default=100, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
@@ -481,9 +477,7 @@ def bench_kernels(**given: Any) -> None:
     "--jobs", default="1", show_default=True, help="Comma-separated: whole searches with so many processes."
 )
 @timeout_option
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
-)
+@json_option
 def bench_examples(**given: Any) -> None:
     """Judged examples a second, where their time goes, and the memory that it takes.
 
@@ -496,13 +490,7 @@ def bench_examples(**given: Any) -> None:
 
 
 @bench.command("growth")
-@click.option(
-    "--op",
-    "operations",
-    default="verify,fused_verify,commit,conv_update,conv_prefill,packed_conv",
-    show_default=True,
-    help="Comma-separated operations.",
-)
+@operations_option("verify,fused_verify,commit,conv_update,conv_prefill,packed_conv")
 @click.option(
     "--doublings", type=click.IntRange(2, 12), default=6, show_default=True, help="Values of every size."
 )
@@ -517,9 +505,7 @@ def bench_examples(**given: Any) -> None:
 @click.option(
     "--examples", type=click.IntRange(10, 1_000_000), default=50, show_default=True, help="Of --jobs."
 )
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
-)
+@json_option
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="A picture: PNG, SVG or PDF.")
 def bench_growth(**given: Any) -> None:
     """How the suite's own work (values, oracle, judge) grows with a case: processor time and exponents.
@@ -533,9 +519,7 @@ def bench_growth(**given: Any) -> None:
 
 @cli.command()
 @implementation_option("triton")
-@click.option(
-    "--op", "operations", default=",".join(OPERATIONS), show_default=True, help="Comma-separated operations."
-)
+@operations_option()
 @device_option
 @click.option(
     "--examples",
@@ -563,9 +547,7 @@ def bench_growth(**given: Any) -> None:
 )
 @click.option("--with-listed", is_flag=True, help="Also judge the mutants that equivalents.toml lists.")
 @click.option("--list", "list_only", is_flag=True, help="Print the mutants; judge none.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results."
-)
+@json_option
 @click.option(
     "--save",
     type=click.Path(path_type=Path, file_okay=False),

@@ -118,6 +118,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def write_json(path: Path, value: object, *, indented: bool = False) -> None:
+    """Write a command's results where ``--json`` says, which need not be a regular file."""
+    data = msgspec.json.encode(value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(data, indent=1) if indented else data)
+
+
 def require_writable(path: Path, option: str) -> None:
     """Refuse, before a run, a place where its results could not be written; nothing is left there."""
     if path.exists() and not path.is_dir():

@@ -13,10 +13,11 @@ from typing import IO, Any
 
 import msgspec
 
+from ci import logs
 from ci.failures import case_id
 from ci.search import Failure, Tally
 from ci.worker import Options, Shard
-from impl.contract import UnavailableError, one_line
+from impl.contract import UnavailableError
 from oracle.case import Case
 from oracle.judge import Verdict
 
@@ -111,24 +112,18 @@ class RunLog:
 
 
 def new_path(save: Path, seed: int) -> Path:
-    """Where the log of a run that starts now goes: names sort by time."""
-    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{time.time_ns() // 1_000_000 % 1000:03d}"
-    return save / FOLDER / f"{moment}-{seed}.jsonl"
+    """Where the log of a run that starts now goes."""
+    return logs.new_path(save / FOLDER, str(seed))
 
 
 def latest(save: Path) -> Path:
     """The log of the run that was started last."""
-    logs = sorted((save / FOLDER).glob("*.jsonl"))
-    if not logs:
-        raise UnavailableError(f"no run to resume in {save / FOLDER}; give the path of its log")
-    return logs[-1]
+    return logs.latest(save / FOLDER, "run")
 
 
 def read_log(path: Path) -> Past:
     """Read a log; ``UnavailableError`` in one line if it cannot be used."""
-    try:
-        lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        values = [json.loads(line) for line in lines]
+    with logs.reading(path) as values:
         first = _first(values)
         past = Past(
             _options(first["options"]),
@@ -138,8 +133,6 @@ def read_log(path: Path) -> Past:
         for value in values[1:]:
             _take(past, value, path.parent.parent)
         past.seconds = max(msgspec.convert(value["seconds"], float) for value in values)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnavailableError(f"cannot resume {path}: {one_line(error) or type(error).__name__}") from None
     return past
 
 

@@ -16,7 +16,7 @@ from ci.bench.pace import Pace, Task, pace
 from ci.bench.stopwatch import PHASES, Stopwatch
 from ci.campaign import console
 from ci.check import check
-from ci.failures import require_writable
+from ci.failures import require_writable, write_json
 from ci.query import probe
 from ci.search import run
 from impl.contract import UnavailableError
@@ -82,9 +82,8 @@ def command(
                 speeds.append(_measured(task, counts))
     _show(out, speeds)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
         facts = {"device": found, "seed": seed, "speeds": speeds}
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1))
+        write_json(json_path, facts, indented=True)
     if all(speed.absent for speed in speeds):
         raise UnavailableError("nothing was run: see the lines above")
     return 0

@@ -22,7 +22,7 @@ from ci.asked import numbers_of, operations_of
 from ci.bench.calls import OPERATIONS, PREFILLS, Size, call_of
 from ci.bench.pace import Pace, Task, pace
 from ci.campaign import console
-from ci.failures import require_writable
+from ci.failures import require_writable, write_json
 from ci.query import probe
 from impl.contract import UnavailableError
 from impl.devices.registry import default
@@ -101,8 +101,7 @@ def command(
             ],
             "paces": dict(zip(ops, paces, strict=False)),
         }
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1))
+        write_json(json_path, facts, indented=True)
     if plot is not None:
         draw(curves, plot)
     return 0

@@ -19,7 +19,7 @@ from ci.bench.tables import Entry, Row, Table, show
 from ci.bench.timing import Clock, walls
 from ci.bench.traffic import moved
 from ci.campaign import console
-from ci.failures import require_writable
+from ci.failures import require_writable, write_json
 from impl.contract import Implementation, UnavailableError, one_line
 from impl.devices.base import Device
 from impl.devices.registry import open_device
@@ -73,8 +73,7 @@ def command(
         show(out, table)
         tables.append(table)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode({**facts, "tables": tables}), indent=1))
+        write_json(json_path, {**facts, "tables": tables}, indented=True)
     entries = [entry for table in tables for row in table.rows for entry in row.entries.values()]
     if not entries:
         raise UnavailableError("no implementation has any of these operations here; see the lines above")

@@ -5,17 +5,16 @@ meanwhile changes nothing. Then every judgement in order, at last the result. A 
 its newline is there.
 """
 
-import json
-import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
+from ci import logs
 from ci.bisect.bisection import Phase, Result
 from ci.bisect.items import History
 from ci.bisect.rule import Outcome, Rule, Seen
-from impl.contract import UnavailableError, one_line
+from ci.logs import Lines, reading
 from oracle.captured import read_sidecar
 from oracle.case import Case
 
@@ -46,16 +45,9 @@ class Log:
 
     def __init__(self, path: Path, asked: Asked, past: dict[tuple[Phase, int], Seen] | None = None) -> None:
         self.path, self._asked, self.past = path, asked, dict(past or {})
-        self._file: IO[str]
+        self._lines = Lines(path, again=past is not None)
         if past is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("x", encoding="utf-8")
-            self._write({"kdafuzz-bisect": _SCHEMA, "asked": msgspec.to_builtins(asked)})
-        else:
-            whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
-            self._file = path.open("a", encoding="utf-8")
+            self._lines.write({"kdafuzz-bisect": _SCHEMA, "asked": msgspec.to_builtins(asked)})
 
     def judged(self, phase: Phase, place: int, seen: Seen, outcome: Outcome) -> None:
         """Enter a judgement that is new."""
@@ -65,12 +57,12 @@ class Log:
         failure = next((run.failure for run in seen.runs if run.failure), "")
         summary = {"verdict": outcome.kind, "why": outcome.why, "ratio": seen.ratio, "signature": failure}
         head = {"phase": phase, "place": place, "item": self._asked.history.items[place].name}
-        self._write({**head, **summary, "seconds": seen.seconds, "seen": msgspec.to_builtins(seen)})
+        self._lines.write({**head, **summary, "seconds": seen.seconds, "seen": msgspec.to_builtins(seen)})
 
     def ended(self, result: Result) -> None:
         """Enter what came out."""
         names = [item.name for item in self._asked.history.items]
-        self._write(
+        self._lines.write(
             {
                 "first": result.new,
                 "candidates": [names[place] for place in result.candidates],
@@ -83,39 +75,27 @@ class Log:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-
-    def _write(self, value: dict[str, Any]) -> None:
-        self._file.write(json.dumps(value) + "\n")
-        self._file.flush()
+        self._lines.close()
 
 
 def new_path(folder: Path, name: str) -> Path:
-    """Where the log of a run that starts now goes: names sort by time."""
-    moment = time.strftime("%Y%m%d-%H%M%S") + f"-{time.time_ns() // 1_000_000 % 1000:03d}"
-    return folder / f"{moment}-{name}.jsonl"
+    """Where the log of a bisection that starts now goes."""
+    return logs.new_path(folder, name)
 
 
 def latest(folder: Path) -> Path:
     """The log of the bisection that was started last."""
-    logs = sorted(folder.glob("*.jsonl"))
-    if not logs:
-        raise UnavailableError(f"no bisection to resume in {folder}; give the path of its log")
-    return logs[-1]
+    return logs.latest(folder, "bisection")
 
 
 def read_log(path: Path) -> tuple[Asked, dict[tuple[Phase, int], Seen]]:
     """What was asked and what was judged; ``UnavailableError`` in one line if it cannot be used."""
-    try:
-        lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        values = [json.loads(line) for line in lines]
+    with reading(path) as values:
         asked = _asked(values)
         if asked.case.captured is not None:
             read_sidecar(Path(asked.sidecar), asked.case.captured.digest)
         entries = [value for value in values[1:] if "phase" in value]
         past = {(entry["phase"], entry["place"]): msgspec.convert(entry["seen"], Seen) for entry in entries}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnavailableError(f"cannot resume {path}: {one_line(error) or type(error).__name__}") from None
     return asked, past
 
 

@@ -10,6 +10,7 @@ that the operation writes (integers exactly), and a process of its own for each 
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -88,15 +89,23 @@ def _updates(layout: str) -> list[ConvUpdate]:
     ]
 
 
+def _sequences(qlens: tuple[int, ...]) -> dict[str, Any]:
+    """Rows of a prefill: some begin, some go on."""
+    count = len(qlens)
+    return {
+        "pool": count + 1,
+        "qlens": qlens,
+        "slots": tuple(range(1, count + 1)),
+        "ids": tuple(range(count)),
+        "initial": (False, True, True, False)[:count],
+        "most_tokens": max(qlens),
+    }
+
+
 def _prefills(layout: str) -> list[ConvPrefill]:
     return [
         ConvPrefill(
-            pool=len(qlens) + 1,
-            qlens=qlens,
-            slots=tuple(range(1, len(qlens) + 1)),
-            ids=tuple(range(len(qlens))),
-            initial=(False, True, True, False)[: len(qlens)],
-            most_tokens=max(qlens),
+            **_sequences(qlens),
             channels=256,
             state_len=3,
             activation="bfloat16",
@@ -111,12 +120,7 @@ def _prefills(layout: str) -> list[ConvPrefill]:
 def _packeds(layout: str) -> list[PackedConv]:
     return [
         PackedConv(
-            pool=len(qlens) + 1,
-            qlens=qlens,
-            slots=tuple(range(1, len(qlens) + 1)),
-            ids=tuple(range(len(qlens))),
-            initial=(False, True, True, False)[: len(qlens)],
-            most_tokens=max(qlens),
+            **_sequences(qlens),
             channels=384,
             part_dim=128,
             state_len=3,

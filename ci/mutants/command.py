@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ci.campaign import console
-from ci.failures import require_writable
+from ci.asked import operations_of
+from ci.campaign import console, progress_bar
+from ci.failures import require_writable, write_json
 from ci.known import read_known
+from ci.logs import latest, new_path
 from ci.mutants.judging import SOUND, Outcome, Task
 from ci.mutants.listed import Listed, read_listed
-from ci.mutants.log import Asked, Log, latest, new_path, read_log
+from ci.mutants.log import Asked, Log, read_log
 from ci.mutants.plan import Planned, plan
 from ci.mutants.running import execute
 from ci.mutants.sites import OPERATORS, function_text
@@ -25,7 +26,7 @@ from ci.mutants.subjects import Subject, subject
 from ci.mutants.tally import Report, Row, Survivor, report
 from ci.processes import TerminatedError
 from ci.query import probe
-from impl.contract import OPERATIONS, UnavailableError
+from impl.contract import UnavailableError
 from impl.registry import split
 
 EMULATED_PALETTE = 4
@@ -60,11 +61,11 @@ def command(
     if json_path is not None:
         require_writable(json_path, "--json")
     if resume is not None:
-        path = latest(save) if resume == "latest" else Path(resume)
+        path = latest(save, "run of mutants") if resume == "latest" else Path(resume)
         asked, past = read_log(path)
     else:
         path, past = new_path(save), None
-        asked = Asked(split(implementations), _operations(operations), **given)
+        asked = Asked(split(implementations), operations_of(operations), **given)
     run = _prepare(asked)
     out = console()
     if list_only:
@@ -85,15 +86,6 @@ def command(
     finally:
         run.log.close()
     return _conclude(out, run, json_path)
-
-
-def _operations(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    unknown = [name for name in names if name not in OPERATIONS]
-    if unknown or not names:
-        found = f"found {unknown[0]!r}" if unknown else "found none"
-        raise UnavailableError(f"--op takes of {', '.join(OPERATIONS)}; {found}")
-    return names
 
 
 def _prepare(asked: Asked) -> _Run:
@@ -153,16 +145,7 @@ def _execute(out: Console, run: _Run, jobs: int) -> None:
     log, tasks = run.log, _tasks(run)
     assert log is not None
     _require_sound(log.past)
-    bar = Progress(
-        TextColumn("mutants"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        console=out,
-        transient=True,
-        disable=not out.is_terminal,
-    )
+    bar = progress_bar(out)
     counts = {"killed": 0, "survived": 0}
     with bar:
         row = bar.add_task("mutants", total=len(tasks), note="")
@@ -296,5 +279,4 @@ def _write_json(path: Path, whole: Report, run: _Run) -> None:
     ]
     outcomes = [{"implementation": name, "outcome": each} for (name, _), each in run.log.past.items()]
     data: dict[str, Any] = {"asked": run.asked, "rows": rows, "survivors": survivors, "listed": aside}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(data | {"outcomes": outcomes, "warnings": whole.warnings}))
+    write_json(path, data | {"outcomes": outcomes, "warnings": whole.warnings})

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,7 +15,7 @@ from rich.table import Table
 from ci.asked import Asked, from_options
 from ci.campaign import console, exit_code, offers
 from ci.executor import SuiteError
-from ci.failures import file_name, require_writable, write_atomically
+from ci.failures import file_name, require_writable, write_atomically, write_json
 from ci.fuzz import Row, Run
 from ci.gpus import seats
 from ci.processes import TerminatedError
@@ -265,5 +264,4 @@ def _write_json(path: Path, run: Run, lines: Sequence[Line]) -> None:
     ]
     failures = [str(found) for row in run.rows.values() for _, found in row.failures]
     facts = {"seed": run.options.seed, "device": run.options.device, "rows": rows, "failures": failures}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(facts))
+    write_json(path, facts)
