@@ -11,7 +11,6 @@ import msgspec
 from ci.logs import Lines, reading
 from ci.mutants.judging import Outcome
 
-FOLDER = Path(".kdafuzz/mutants")
 _SCHEMA = 1
 
 
