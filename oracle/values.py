@@ -13,6 +13,8 @@ torch converts to the tensor's dtype (to narrow ones through fp32).
 """
 
 import hashlib
+import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +30,28 @@ from oracle.case import Case
 from oracle.layout import DTYPES, TensorSpec
 
 Array = npt.NDArray[Any]
+_WORDS = 4
+"""Words that one step of Philox's counter gives."""
 SPECIALS = np.array([np.nan, np.inf, -np.inf, 3.0e38, -3.0e38, 1e-45, -0.0, 6.0e4])
+
+
+class _Generator(threading.local):
+    """One generator a thread, given key and counter each time: to make one takes longer than most draws."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox(key=0)
+        self.state: dict[str, Any] = dict(self.philox.state)
+
+
+_GENERATOR = _Generator()
+
+
+def _philox(key: Array, step: int) -> np.random.Philox:
+    """Philox with this key, ``step`` steps of its counter on from the start."""
+    state = _GENERATOR.state
+    state["state"] = {"counter": np.array([step, 0, 0, 0], dtype=np.uint64), "key": key}
+    _GENERATOR.philox.state = state
+    return _GENERATOR.philox
 
 
 class Stream:
@@ -36,13 +59,15 @@ class Stream:
 
     def __init__(self, seed: int, tensor: str, row: int, head: int) -> None:
         name = f"{seed}/{tensor}/{row}/{head}".encode()
-        key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
-        self._philox = np.random.Philox(key=key)
+        self._key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")
+        self._taken = 0
 
     def words(self, shape: tuple[int, ...]) -> Array:
         """Uniform uint64 words."""
-        raw: Array = np.asarray(self._philox.random_raw(int(np.prod(shape))))
-        return raw.reshape(shape)
+        count, skipped = math.prod(shape), self._taken % _WORDS
+        raw: Array = _philox(self._key, self._taken // _WORDS).random_raw(skipped + count)
+        self._taken += count
+        return raw[skipped:].reshape(shape)
 
     def below(self, n: int, shape: tuple[int, ...]) -> Array:
         """Integers in [0, n), int64; n is far below 2**32, so the bias is under n / 2**32."""
@@ -57,10 +82,9 @@ class Stream:
 
     def normal(self, shape: tuple[int, ...]) -> Array:
         """Mean 0, variance 1, |x| < 3.5: the centred sum of a word's four 16-bit lanes."""
-        words = self.words(shape)
-        total: Array = np.full(shape, -131070.0)
-        for shift in (0, 16, 32, 48):
-            total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.float64)
+        lanes = self.words(shape)[..., None].view(np.uint16)
+        total: Array = lanes.sum(-1, dtype=np.float64)
+        total -= 131070.0
         total *= 3.0**0.5 / 65536.0
         return total
 
@@ -340,7 +364,7 @@ def _parameters(case: Case, spec: TensorSpec, draw: Regime) -> tuple[Array, Arra
 
 def _block(case: Case, spec: TensorSpec, draw: Regime, row: int, shape: tuple[int, ...]) -> Array:
     """A row's elements, ``[H, *shape]`` from a stream per head, or ``shape`` from one; two axes at most."""
-    two = (shape[0], int(np.prod(shape[1:])))
+    two = (shape[0], math.prod(shape[1:]))
     heads = spec.shape[1] if spec.axes[1] == "head" else 1
     hostile_from = case.call.hostile[row] if case.call.hostile and _has_positions(spec) else shape[0]
     result = np.empty((heads, *two))
