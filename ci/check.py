@@ -13,10 +13,11 @@ from oracle.calls.serve import Serve
 from oracle.case import Case, Graph, Split, image
 from oracle.diagnosis import diagnose
 from oracle.expect import expect
+from oracle.expectation import Expected
 from oracle.judge import Problem, Verdict, judge
 from oracle.relations import differing, disagreements
 from oracle.tracked import arithmetic
-from oracle.values import build
+from oracle.values import Values, build
 
 
 def check(case: Case, implementation: Implementation, device: Device, watch: Watch = ignore) -> Verdict:
@@ -30,7 +31,8 @@ def check(case: Case, implementation: Implementation, device: Device, watch: Wat
         if refusal:
             raise UnavailableError(refusal)
         return serve(case, implementation, device, watch)
-    run = _run(case, implementation, device, watch)
+    values = build(case)
+    run = _run(case, values, implementation, device, watch)
     seen, verdict = run.seen, run.verdict
     if case.relation is None or not verdict.ok:
         return verdict
@@ -38,8 +40,7 @@ def check(case: Case, implementation: Implementation, device: Device, watch: Wat
         ar = arithmetic(seen.arithmetic, device.name)
         problems = split(case, run.expected, seen, implementation, device, ar, watch)
         return replace(verdict, problems=problems)
-    replayed = isinstance(case.relation, Graph)
-    other = _run(image(case), implementation, device, watch, replayed=replayed)
+    other = _run_image(case, values, run, implementation, device, watch)
     second = other.verdict
     ratios = {name: max(ratio, second.ratios.get(name, 0.0)) for name, ratio in verdict.ratios.items()}
     problems = second.problems or tuple(disagreements(case, run.expected, seen, other.seen))
@@ -49,16 +50,39 @@ def check(case: Case, implementation: Implementation, device: Device, watch: Wat
     return Verdict(max(verdict.ratio, second.ratio), ratios, problems, verdict.path)
 
 
-def _run(
-    case: Case, implementation: Implementation, device: Device, watch: Watch, *, replayed: bool = False
+def _run_image(
+    case: Case, values: Values, run: Run, implementation: Implementation, device: Device, watch: Watch
 ) -> Run:
-    values = build(case)
+    """The image's run. Where the call is the same, so are values and expectations: memory changes neither."""
+    related = image(case)
+    same = related.call is case.call
+    return _run(
+        related,
+        values if same else build(related),
+        implementation,
+        device,
+        watch,
+        expected=run.expected if same else None,
+        replayed=isinstance(case.relation, Graph),
+    )
+
+
+def _run(
+    case: Case,
+    values: Values,
+    implementation: Implementation,
+    device: Device,
+    watch: Watch,
+    *,
+    expected: Expected | None = None,
+    replayed: bool = False,
+) -> Run:
     seen = observe(case, implementation, device, values, replayed=replayed)
     try:
         declared = arithmetic(seen.arithmetic, device.name)
     except ValueError as error:
         raise UnavailableError(f"{implementation.name}: {error}") from None
-    expected = expect(case, values, declared)
+    expected = expected or expect(case, values, declared)
     axes = {name: spec.axes for name, spec in case.call.results().items()}
     verdict = judge(expected, seen, axes)
     if not verdict.ok:

@@ -16,6 +16,7 @@ import torch
 from impl.devices.base import Host, Memory, Reserved, Segment
 from oracle.case import Case
 from oracle.expectation import Stray
+from oracle.kept import kept
 from oracle.layout import DENSE, DTYPES, Layout, Page, TensorSpec, extent, strides
 from oracle.values import Values
 
@@ -37,6 +38,7 @@ class Place:
     strides: tuple[int, ...]
 
     @property
+    @kept
     def extent(self) -> int:
         """Elements from the first to the last."""
         return extent(self.spec.shape, self.strides)
@@ -204,7 +206,7 @@ class Arena:
     def dense(self, image: np.ndarray) -> dict[str, torch.Tensor]:
         """Every tensor of an image as a dense CPU tensor."""
         return {
-            name: self._in_image(image, place).clone().contiguous()
+            name: self._in_image(image, place).clone(memory_format=torch.contiguous_format)
             for name, place in self.plan.places.items()
         }
 

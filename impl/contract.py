@@ -110,6 +110,10 @@ class Implementation:
     path: Callable[[], str] = str
     set_conv_state_dim_first: Callable[[bool], object] = bool
     fallback: "Implementation | None" = None
+    _by_records: dict[str, Callable[..., object]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Verify's callables by record layout, once they were asked for: to read a signature takes long."""
 
     def serving(self) -> "dict[str, Implementation]":
         """Which implementation runs each operation of serving; ``UnavailableError`` if none runs one."""
@@ -132,7 +136,9 @@ class Implementation:
         functions = entry if isinstance(entry, tuple) else (entry,)
         if operation != BY_RECORDS:
             return {"": functions[0]}
-        return {record_layout(function): function for function in functions}
+        if not self._by_records:
+            self._by_records.update((record_layout(function), function) for function in functions)
+        return self._by_records
 
     def function(self, case: Case) -> Callable[..., object]:
         """The callable for a case that it takes."""

@@ -42,7 +42,8 @@ def observe(
         if runs:
             arena.restore()
         runs.append(_run(case, implementation, device, arena, variant, replayed))
-        different = arena.difference(runs[0].image) if not runs[-1].raised else ""
+        again = len(runs) > 1 and not runs[-1].raised
+        different = arena.difference(runs[0].image) if again else ""
         if different:
             differs = f"schedules {runs[0].name} and {variant.name} leave different bytes, {different}"
         if different or runs[-1].raised:

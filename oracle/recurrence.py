@@ -38,11 +38,11 @@ def stepwise(
     S = S exp(g);  u = beta (v - S k);  S = S + u k^T;  o = S q
     """
     S, us, os = state, [], []
-    for t in range(k.v.shape[2]):
-        k_t, q_t = _row(k[:, :, t]), _row(q[:, :, t])  # [N, H, 1, K]
-        S = ar.mul(S, _row(ar.exp(g[:, :, t])))  # the decay scales key columns
+    rows = (_row(x).unbound(2) for x in (k, q, ar.exp(g)))  # [N, H, 1, K] each
+    for k_t, q_t, decay, v_t, beta_t in zip(*rows, v.unbound(2), _expand(beta).unbound(2), strict=True):
+        S = ar.mul(S, decay)  # of key columns
         predicted = ar.sum(ar.mul(S, k_t))  # [N, H, V]
-        u = ar.mul(_expand(beta[:, :, t]), ar.add(v[:, :, t], predicted, -1.0))
+        u = ar.mul(beta_t, ar.add(v_t, predicted, -1.0))
         S = ar.add(S, ar.mul(_expand(u), k_t))
         us.append(u)
         os.append(ar.sum(ar.mul(S, q_t)))

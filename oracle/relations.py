@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from oracle.calls import AnyCall
 from oracle.calls.base import Place
 from oracle.case import Case, Hostile, Permute, Prefix, image
 from oracle.expectation import Expected, Observation
@@ -52,9 +53,11 @@ class _Pair:
     bad: Tensor
 
 
-def _pairs(case: Case, name: str, first: Observation, second: Observation) -> Iterator[_Pair]:
-    """The parts of a tensor that the relation pairs; ``bad`` has the shape of the part itself."""
-    other = image(case).call
+def _pairs(case: Case, other: AnyCall, name: str, first: Observation, second: Observation) -> Iterator[_Pair]:
+    """The parts of a tensor that the relation pairs; ``bad`` has the shape of the part itself.
+
+    ``other`` is the image's call.
+    """
     for m in row_maps(case):
         left, right = case.call.cells(name, m.row, m.tokens), other.cells(name, m.image_row, m.tokens)
         # A shorter row of the image may decide by all its tokens what the case's does by more.
@@ -68,10 +71,10 @@ def _pairs(case: Case, name: str, first: Observation, second: Observation) -> It
 
 def differing(case: Case, expected: Expected, first: Observation, second: Observation) -> dict[str, Tensor]:
     """Per tensor with any, which cells of the case do not hold the bits that its image has."""
-    found = {}
+    found, other = {}, image(case).call
     for name in expected.cells.keys() & second.after.keys():
         wrong = torch.zeros(first.after[name].shape, dtype=torch.bool)
-        for pair in _pairs(case, name, first, second):
+        for pair in _pairs(case, other, name, first, second):
             wrong[pair.here] |= pair.bad
         if bool(wrong.any()):
             found[name] = wrong
@@ -80,13 +83,13 @@ def differing(case: Case, expected: Expected, first: Observation, second: Observ
 
 def disagreements(case: Case, expected: Expected, first: Observation, second: Observation) -> list[Problem]:
     """Cells that the relation of ``case`` pairs and that do not hold the same bits."""
-    problems = []
+    problems, other = [], image(case).call
     for name, cells in expected.cells.items():
         if name not in second.after:
             continue  # an output that only the case has
         wrong = total = 0
         where, pair = "", (torch.zeros(()), torch.zeros(()))
-        for part in _pairs(case, name, first, second):
+        for part in _pairs(case, other, name, first, second):
             total += int(part.bad.numel())
             if bool(part.bad.any()):
                 at = tuple(int(i) for i in torch.nonzero(part.bad)[0])

@@ -13,8 +13,11 @@ operand is not finite: nothing is claimed of such an element's size.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+
+from oracle.kept import kept
 
 Tensor = torch.Tensor
 U = 2.0**-24
@@ -38,9 +41,20 @@ class Tracked:
         return Tracked(self.v[index], self.e[index])  # type: ignore[index]
 
     @property
+    @kept
+    def size(self) -> Tensor:
+        """The value's absolute value."""
+        return self.v.abs()
+
+    @property
+    @kept
     def magnitude(self) -> Tensor:
         """The largest absolute value an implementation may hold."""
-        return self.v.abs() + self.e
+        return self.size + self.e
+
+    def unbound(self, dim: int) -> "list[Tracked]":
+        """The parts along a dimension, which they lack."""
+        return [Tracked(v, e) for v, e in zip(self.v.unbind(dim), self.e.unbind(dim), strict=True)]
 
 
 def exact(v: Tensor) -> Tracked:
@@ -49,6 +63,7 @@ def exact(v: Tensor) -> Tracked:
     return Tracked(v, torch.zeros_like(v))
 
 
+@cache
 def constant(value: float) -> Tracked:
     """A decimal constant of the contract, rounded to fp32 by the implementation."""
     v = torch.tensor(value, dtype=torch.float64)
@@ -84,7 +99,7 @@ class Arithmetic:
         take infinity as they take 1e39; the oracle uses it for nothing else.
         """
         v = a.v * b.v
-        e = (a.magnitude * b.e).addcmul_(b.v.abs(), a.e)
+        e = (a.magnitude * b.e).addcmul_(b.size, a.e)
         return Tracked(v, e.add_(v.abs().add_(e), alpha=U).add_(SUBNORMAL))
 
     def scale(self, a: Tracked, factor: float) -> Tracked:

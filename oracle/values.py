@@ -7,15 +7,15 @@ token order: dropping later tokens, other rows or other heads, permuting rows an
 slots leaves every remaining element as it was. Metamorphic relations and shrinking rely on
 this.
 
-A *regime* names a distribution. Each is a function of a stream and of the block's shape
-``[tokens, channels]`` and returns float64, which
-torch converts to the tensor's dtype (to narrow ones through fp32).
+A *regime* names a distribution. Each is a function of a stream and of a block's shape
+``[tokens, channels]`` and returns float64 (of several heads ``[heads, tokens, channels]``, or
+what broadcasts to it), which torch converts to the tensor's dtype (to narrow ones through fp32).
 """
 
 import hashlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ class _Generator(threading.local):
 
     def __init__(self) -> None:
         self.philox = np.random.Philox(key=0)
-        self.state: dict[str, Any] = dict(self.philox.state)
+        self.state: Any = self.philox.state
 
 
 _GENERATOR = _Generator()
@@ -55,19 +55,26 @@ def _philox(key: Array, step: int) -> np.random.Philox:
 
 
 class Stream:
-    """Raw 64-bit words of one (seed, tensor, row id, head) block, and exact numbers from them."""
+    """Raw 64-bit words of one (seed, tensor, row id, head) block, and exact numbers from them.
 
-    def __init__(self, seed: int, tensor: str, row: int, head: int) -> None:
-        name = f"{seed}/{tensor}/{row}/{head}".encode()
-        self._key = np.frombuffer(hashlib.blake2b(name, digest_size=16).digest(), dtype="<u8")
+    For several heads every result has a leading axis, of blocks that know nothing of each other.
+    """
+
+    def __init__(self, seed: int, tensor: str, row: int, head: int | Sequence[int]) -> None:
+        self._leading = () if isinstance(head, int) else (len(head),)
+        names = (f"{seed}/{tensor}/{row}/{h}" for h in ((head,) if isinstance(head, int) else head))
+        digests = (hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names)
+        self._keys = [np.frombuffer(digest, dtype="<u8") for digest in digests]
         self._taken = 0
 
     def words(self, shape: tuple[int, ...]) -> Array:
         """Uniform uint64 words."""
         count, skipped = math.prod(shape), self._taken % _WORDS
-        raw: Array = _philox(self._key, self._taken // _WORDS).random_raw(skipped + count)
+        result = np.empty((len(self._keys), count), dtype=np.uint64)
+        for words, key in zip(result, self._keys, strict=True):
+            words[:] = _philox(key, self._taken // _WORDS).random_raw(skipped + count)[skipped:]
         self._taken += count
-        return raw[skipped:].reshape(shape)
+        return result.reshape(self._leading + shape)
 
     def below(self, n: int, shape: tuple[int, ...]) -> Array:
         """Integers in [0, n), int64; n is far below 2**32, so the bias is under n / 2**32."""
@@ -107,8 +114,9 @@ def _aligned(s: Stream, shape: Shape) -> Array:
 
 def _one_hot(s: Stream, shape: Shape) -> Array:
     """A single non-zero channel a token, so that a swapped axis cannot hide (class 11)."""
-    result = np.zeros(shape)
-    result[np.arange(shape[0]), s.below(shape[1], (shape[0],))] = s.binades(-2, 2, (shape[0],))
+    value, place = s.binades(-2, 2, (shape[0], 1)), s.below(shape[1], (shape[0], 1))
+    result = np.zeros((*place.shape[:-1], shape[1]))
+    np.put_along_axis(result, place, value, -1)
     return result
 
 
@@ -354,37 +362,37 @@ def _parameters(case: Case, spec: TensorSpec, draw: Regime) -> tuple[Array, Arra
     if case.captured is not None and (given := take(case.captured, case.call, spec, 0)):
         return given[0], filled
     width = spec.shape[1] if len(spec.shape) == 2 else 1
+    data = np.empty((spec.shape[0], width))
     if spec.axes[0] == "head":
-        rows = [draw(_stream(case, spec, 0, h), (1, width))[0] for h in range(spec.shape[0])]
-        data = np.stack(rows)
+        data[:, None] = draw(_stream(case, spec, 0, range(spec.shape[0])), (1, width))
     else:
-        data = draw(_stream(case, spec, 0, 0), (spec.shape[0], width))
+        data[:] = draw(_stream(case, spec, 0, [0]), data.shape)[0]
     return data.reshape(spec.shape), filled
 
 
 def _block(case: Case, spec: TensorSpec, draw: Regime, row: int, shape: tuple[int, ...]) -> Array:
     """A row's elements, ``[H, *shape]`` from a stream per head, or ``shape`` from one; two axes at most."""
     two = (shape[0], math.prod(shape[1:]))
-    heads = spec.shape[1] if spec.axes[1] == "head" else 1
+    heads = range(spec.shape[1] if spec.axes[1] == "head" else 1)
     hostile_from = case.call.hostile[row] if case.call.hostile and _has_positions(spec) else shape[0]
-    result = np.empty((heads, *two))
+    result = np.empty((len(heads), *two))
     given = _captured(case, spec, row, shape)
-    for h in range(heads):
-        result[h] = (
-            draw(_stream(case, spec, case.call.ids[row], h), two) if given is None else given[h].reshape(two)
-        )
-        if hostile_from < shape[0]:
-            hostile = Stream(case.seed, f"hostile {spec.name}", case.call.ids[row], h)
-            result[h, hostile_from:] = SPECIALS[hostile.below(len(SPECIALS), two)][hostile_from:]
+    if given is not None:
+        result[:] = given.reshape(result.shape)
+    else:
+        result[:] = draw(_stream(case, spec, case.call.ids[row], heads), two)
+    if hostile_from < shape[0]:
+        hostile = Stream(case.seed, f"hostile {spec.name}", case.call.ids[row], heads)
+        result[:, hostile_from:] = SPECIALS[hostile.below(len(SPECIALS), two)][:, hostile_from:]
     return result.reshape(-1, *shape) if spec.axes[1] == "head" else result.reshape(shape)
 
 
-def _stream(case: Case, spec: TensorSpec, row: int, head: int) -> Stream:
-    """The words of a block; beside captured values they go by captured layers and heads."""
+def _stream(case: Case, spec: TensorSpec, row: int, heads: Sequence[int]) -> Stream:
+    """The words of blocks; beside captured values they go by captured layers and heads."""
     if case.captured is None:
-        return Stream(case.seed, spec.name, row, head)
-    head = case.captured.head(head) if "head" in spec.axes else head
-    return Stream(case.seed, case.captured.name(spec.name), row, head)
+        return Stream(case.seed, spec.name, row, heads)
+    heads = [case.captured.head(head) for head in heads] if "head" in spec.axes else heads
+    return Stream(case.seed, case.captured.name(spec.name), row, heads)
 
 
 def _captured(case: Case, spec: TensorSpec, row: int, shape: tuple[int, ...]) -> Array | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
+from oracle.kept import kept
 from oracle.layout import Layout, Page, TensorSpec
 
 NULL_SLOT = 0
@@ -28,7 +29,7 @@ LowerBound = Annotated[float, msgspec.Meta(ge=-100.0, le=0.0)] | None
 Place = tuple[int | slice, ...]
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="op"):
+class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True, tag_field="op"):
     """A batch: row ``i`` has ``qlens[i]`` tokens and the state slot ``slots[i]`` (0 and -1 are null).
 
     ``ids[i]`` names the row's values: a row keeps them wherever it stands in the batch and
@@ -68,6 +69,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return len(self.qlens)
 
     @property
+    @kept
     def starts(self) -> tuple[int, ...]:
         """First token of every row, and the end of the last one (query_start_loc)."""
         result = [0]
@@ -126,6 +128,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Whether the caller passes this tensor; otherwise the callee allocates it."""
         return True
 
+    @kept
     def tensors(self) -> dict[str, TensorSpec]:
         """Every tensor that the caller passes."""
         return {name: spec for name, spec in self.results().items() if self.passed(name)}

@@ -23,6 +23,7 @@ from oracle.calls.base import (
     rename,
     taps,
 )
+from oracle.kept import kept
 from oracle.layout import TensorSpec
 from oracle.plan import RowPlan, align, plain
 
@@ -144,6 +145,7 @@ class Commit(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="c
         parts = ("conv_state", "state") + (("correction", "key_gate") if self.records == "slot" else ())
         return (tuple(f"{part}.{layer}" for layer in range(self.layers) for part in parts),)
 
+    @kept
     def results(self) -> dict[str, TensorSpec]:
         """Per layer conv_state [S, C, P], state [S, H, V, K], records, A_log, dt_bias; the index vectors."""
         specs = [spec for layer in range(self.layers) for spec in self._layer(layer)]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from oracle.calls.base import Activation, Call, Channels, Count, Place, Small, State, Window, taps
+from oracle.kept import kept
 from oracle.layout import Strided, TensorSpec
 
 
@@ -161,6 +162,7 @@ class ConvUpdate(_Conv, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         """All but an output that the callee allocates."""
         return self.own_out or name != "out"
 
+    @kept
     def results(self) -> dict[str, TensorSpec]:
         """x and out [T, C] or [N, L, C], conv_state [S, C, P], weight [C, W], bias [C], indices [N]."""
         C = self.channels
@@ -286,6 +288,7 @@ class ConvPrefill(_Conv, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         """The callee allocates the output."""
         return name != "out"
 
+    @kept
     def results(self) -> dict[str, TensorSpec]:
         """x and out [T, C], conv_states [S, C, P], weight [C, W], bias [C], indices [N]."""
         axes, shape = ("token", "channel"), (self.tokens, self.channels)

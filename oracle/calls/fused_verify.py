@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 
 from oracle.calls.base import Call, Count, Place, Small, State, folds
+from oracle.kept import kept
 from oracle.layout import DTYPES, Layout, Page, Role, Spot, Strided, TensorSpec, placed
 
 K = 128
@@ -106,6 +107,7 @@ class FusedVerify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         """A fused projection, and the page of a slot."""
         return ("mixed_qkv", "raw_gate", "raw_beta"), ("conv_state", "state")
 
+    @kept
     def results(self) -> dict[str, TensorSpec]:
         """The tensors of the public signature, the records for the record struct.
 

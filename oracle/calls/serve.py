@@ -18,6 +18,7 @@ from oracle.calls.base import (
     taps,
 )
 from oracle.calls.fused_verify import ALIGNMENT, MOST_DECAY, FusedVerify
+from oracle.kept import kept
 from oracle.layout import DTYPES, TensorSpec
 
 WIDTH = 4
@@ -123,6 +124,7 @@ class Serve(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="se
         """Whether the event has tokens."""
         return self.qlens[row] > 0
 
+    @kept
     def results(self) -> dict[str, TensorSpec]:
         """The events' tokens x [T, C], raw_g [T, H, K], raw_beta [T, H], and the parameters."""
         H, K, T, C = self.heads, self.key_dim, self.tokens, self.channels

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 
 from oracle.calls.base import Activation, Call, Count, LowerBound, Place, Small, State, Window, folds
+from oracle.kept import kept
 from oracle.layout import TensorSpec
 
 
@@ -63,6 +64,7 @@ class Verify(Call, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="v
         page = ("state", "correction", "key_gate") if self.records == "slot" else ("state",)
         return projection, page
 
+    @kept
     def results(self) -> dict[str, TensorSpec]:
         """q, k, raw_g [T, H, K], v, out [T, H, V], raw_beta [T, H], state [S, H, V, K], the records."""
         H, K, V, Q, T = self.heads, self.key_dim, self.value_dim, self.window, self.tokens
