@@ -1,6 +1,8 @@
 """What processes on a GPU share: its memory, of which each has a part, and compiled Triton kernels."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,6 +24,17 @@ def limit_memory() -> None:
         raise UnavailableError(f"{VARIABLE} takes a number of bytes; found {text!r}")
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, int(text) / total))
+
+
+@contextmanager
+def whole_memory() -> Iterator[None]:
+    """Let torch's allocator have all that is free for a while; what it then keeps unused is given back."""
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    try:
+        yield
+    finally:
+        torch.cuda.empty_cache()
+        limit_memory()
 
 
 def share_compiled_kernels() -> None:

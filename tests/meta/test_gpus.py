@@ -23,7 +23,7 @@ from ci.gpus import (
     worker_count,
 )
 from impl.contract import UnavailableError
-from impl.devices.share import VARIABLE, limit_memory
+from impl.devices.share import VARIABLE, limit_memory, whole_memory
 from tests.meta.cuda_standin import compiled
 
 GIB = 1 << 30
@@ -247,6 +247,28 @@ def test_a_share_of_memory(
         monkeypatch.setenv(VARIABLE, text)
     limit_memory()
     assert fractions == fraction
+
+
+@pytest.mark.parametrize("share", [2 * GIB, None])
+def test_all_of_the_memory_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, fractions: list[float], share: int | None
+) -> None:
+    """The share holds again afterwards, also when what was done with the memory failed."""
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(fractions)))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if share is not None:
+        monkeypatch.setenv(VARIABLE, str(share))
+
+    @whole_memory()
+    def fails() -> None:
+        assert fractions == [1.0]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert fractions == [1.0] + ([0.25] if share is not None else [])
+    assert emptied == [1]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1e9", "2 GiB", "٣", "nan"])

@@ -18,6 +18,7 @@ import torch
 
 from impl.contract import Implementation
 from impl.devices.registry import open_device
+from impl.devices.share import VARIABLE
 from impl.registry import resolve
 from impl.triton import launch
 from impl.triton.launch import adjusted, launch_settings
@@ -488,6 +489,7 @@ def test_no_zone_reaches_into_an_entry(itemsize: int, stride: int) -> None:
 def test_too_little_memory_is_a_skip_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
     monkeypatch.setattr(far_memory, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     for free, total, kind in (
         (10 * gib, 12 * gib, "memory; found 12.0"),
@@ -496,3 +498,6 @@ def test_too_little_memory_is_a_skip_that_says_so(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free, total=total: (free, total))
         with pytest.raises(pytest.skip.Exception, match=rf"needs 17\.0 GiB of GPU {kind} GiB"):
             far_memory.reserve(Rig(resolve("triton"), "cuda"), 16 * gib)
+    monkeypatch.setenv(VARIABLE, str(7 * gib))
+    with pytest.raises(pytest.skip.Exception, match=r"needs 23\.0 GiB of GPU free memory"):
+        far_memory.reserve(Rig(resolve("triton"), "cuda"), 16 * gib)
