@@ -23,7 +23,7 @@ from oracle.expect import expect
 from oracle.expectation import Observation
 from oracle.judge import judge
 from oracle.tracked import arithmetic
-from tests.hardware import Rig
+from tests.hardware import Placed, Rig
 
 STRIDES = {"wide": (1 << 31) + (1 << 20), "narrow": 3 * (1 << 29) + (1 << 20)}
 """Elements from an entry to the next, no powers of two. The wide one needs 64 bits itself; the narrow one
@@ -87,13 +87,14 @@ def reserve(rig: Rig, size: int) -> torch.Tensor:
 
 def far_entries_are_found(rig: Rig, case: Case, name: str, stride: int) -> None:
     """The call with one tensor far apart is judged as ever, and nothing is written where wrapping leads."""
-    # More than one worker's share; other tests of the run wait for what this one holds.
+    work = rig.placed(case)  # which opens the device, and that limits its memory to a worker's share
+    # More than the share; other tests of the run wait for what this one holds.
     with whole_memory() if rig.device == "cuda" else nullcontext():
-        _far_entries_are_found(rig, case, name, stride)
+        _far_entries_are_found(rig, work, name, stride)
 
 
-def _far_entries_are_found(rig: Rig, case: Case, name: str, stride: int) -> None:
-    work = rig.placed(case)
+def _far_entries_are_found(rig: Rig, work: Placed, name: str, stride: int) -> None:
+    case = work.case
     near = work.views[name]
     itemsize, entries = near.element_size(), near.shape[0]
     size = near[0].numel() * itemsize

@@ -6,7 +6,8 @@ queue: a sound callee lets them happen before it reads, a wrong one afterwards.
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from impl.contract import Implementation
+from impl.devices.base import Device
 from impl.devices.registry import open_device
 from impl.devices.share import VARIABLE
 from impl.registry import resolve
@@ -501,3 +503,29 @@ def test_too_little_memory_is_a_skip_that_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(VARIABLE, str(7 * gib))
     with pytest.raises(pytest.skip.Exception, match=r"needs 23\.0 GiB of GPU free memory"):
         far_memory.reserve(Rig(resolve("triton"), "cuda"), 16 * gib)
+
+
+def test_far_entries_may_take_more_than_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device limits its process when it is opened: the limit is lifted after that, before the reservation."""
+    order: list[str] = []
+
+    def opened(name: str) -> Device:
+        order.append(f"{name} opened")
+        return open_device("cpu")
+
+    @contextmanager
+    def lifted() -> Iterator[None]:
+        order.append("lifted")
+        yield
+
+    def reserved(rig: Rig, size: int) -> torch.Tensor:
+        order.append("reserved")
+        pytest.skip("enough")
+
+    monkeypatch.setattr("tests.hardware.open_device", opened)
+    monkeypatch.setattr(far_memory, "whole_memory", lifted)
+    monkeypatch.setattr(far_memory, "reserve", reserved)
+    case, (name, *_) = FAR_CASES["verify"]
+    with pytest.raises(pytest.skip.Exception, match="enough"):
+        far_entries_are_found(Rig(resolve("triton"), "cuda"), case, name, STRIDES["wide"])
+    assert order == ["cuda opened", "lifted", "reserved"]
