@@ -11,6 +11,7 @@ from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import SearchStrategy
 
 from ci.minimize import minimize, signature
+from ci.rounds import ROUND, Rounds
 from ci.worst.near import Nearness
 from oracle.buckets import buckets
 from oracle.case import Case
@@ -121,13 +122,6 @@ class Search:
     """Whether the cases that come nearest to their bounds are kept (``ci.worst``)."""
 
 
-ROUND = 10
-"""Examples of one Hypothesis run. From its tenth example on, a run mostly mutates earlier ones: of 300
-examples of one run about 80 are distinct calls, of 300 examples of thirty runs about 240."""
-OPENING = 2
-"""Examples at the start of a run that may be the simplest case, the same in every run: it is judged once."""
-
-
 _AGAIN = 10
 """Cases that are judged once more where the smallest one failed once and then passed."""
 
@@ -174,28 +168,11 @@ def conclude(search: Search, recorder: "Recorder", *, flaky: bool) -> tuple[Tall
 
 def _round(search: Search, recorder: "Recorder", index: int, examples: int, *, aimed: bool) -> bool:
     """One Hypothesis run; returns whether a failing case passed when it was run again."""
-    drawn = judged = 0
-
-    @hypothesis.seed(search.seed * 1_000_003 + (-1 - index if aimed else index))
-    @hypothesis.settings(
-        settings_profile(),
-        max_examples=examples + (OPENING if index or aimed else 0),
-        phases=_phases(shrink=search.shrink, aimed=aimed),
-        report_multiple_bugs=False,
+    settings = hypothesis.settings(
+        settings_profile(), phases=_phases(shrink=search.shrink, aimed=aimed), report_multiple_bugs=False
     )
-    @hypothesis.given(search.strategy)
-    def body(case: Case) -> None:
-        nonlocal drawn, judged
-        drawn += 1
-        opening = (index or aimed) and drawn <= OPENING and recorder.opened_with(case)
-        if not opening and (judged < examples or recorder.failure is not None):
-            judged += 1
-            recorder.run(case)
-            if aimed:
-                hypothesis.target(recorder.last, label="ratio")
-
     try:
-        body()
+        recorder.rounds.draw(settings, search.seed * 1_000_003 + (-1 - index if aimed else index), examples)
     except FoundError:
         return False
     except FlakyFailure:
@@ -241,6 +218,7 @@ class Recorder:
         """Whether what is judged is an example: drawn, and aimed at nothing."""
         self.last = 0.0
         """The largest ratio of the case that was judged last."""
+        self.rounds = Rounds(search.strategy, self._drawn)
         self._search, self._until = search, search.until
         self._failing: dict[bytes, Failure] = {}
         self._causes: dict[tuple[str, str, str], str] = {}
@@ -251,13 +229,14 @@ class Recorder:
         self._whole, self._part = Tally(), Tally()
         self.nearness = Nearness()
         """Of the whole of a hunt."""
-        self._first = b""
         self._hash = hashlib.blake2b(digest_size=8)
         self._reported = time.monotonic()
 
-    def opened_with(self, case: Case) -> bool:
-        """Whether this is the case that the search began with, and passed."""
-        return self.failure is None and canonical(case) == self._first
+    def _drawn(self, case: Case) -> None:
+        """Judge a case that Hypothesis drew, and tell it how near to failing that came if it is to aim."""
+        self.run(case)
+        if not self.counting:
+            hypothesis.target(self.last, label="ratio")
 
     def run(self, case: Case) -> None:
         """Judge one case; raises ``FoundError`` if it fails."""
@@ -277,7 +256,6 @@ class Recorder:
         now = time.monotonic()
         part.executions += 1
         part.seconds += now - start
-        self._first = self._first or canonical(case)
         if not verdict.ok:
             verdict = self._with_cause(verdict)
         elif self._failing:

@@ -1,14 +1,18 @@
 """Options, profiles and the header of the suite's pytest runs."""
 
 import os
+import secrets
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import hypothesis
 import pytest
 import torch
+from hypothesis import Phase
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
@@ -23,6 +27,7 @@ from ci.query import Offer, ask
 from ci.report import describe
 from ci.reporting import plugin as reporting
 from ci.reporting.record import Ledger, Record
+from ci.rounds import ROUND, Rounds
 from impl.contract import Domain, UnavailableError
 from impl.devices.registry import NAMES, default
 from impl.registry import split
@@ -137,6 +142,11 @@ def offer_of(name: str, device: str) -> Offer:
     return _OFFERS[name, device]
 
 
+def _test() -> str:
+    """The name of the running test."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+
+
 class Subject:
     """One implementation on one device, and what a property test needs of it."""
 
@@ -148,6 +158,7 @@ class Subject:
         time_box: float,
         known: tuple[Known, ...] = (),
         ledger: Ledger | None = None,
+        seed: str = "",
     ) -> None:
         self.name, self.device, self.known, self.ledger = name, device, known, ledger or Ledger()
         self.offer = offer_of(name, device)
@@ -155,7 +166,7 @@ class Subject:
         self._executor = Executor(name, device, journal=Journal(save_to, name, device))
         self._last: tuple[str, Path | None] = ("", None)
         self._failing: Case | None = None
-        self._time_box = time_box
+        self._time_box, self._seed = time_box, seed
         self.palette = default_palette(device, 25)
 
     def domain(self, operation: str) -> Domain:
@@ -178,22 +189,41 @@ class Subject:
         return cases(operation, domain, variants=self.palette, relations=relations)
 
     def search(self, strategy: SearchStrategy[Case]) -> None:
-        """Require what the strategy draws; again with other cases while there is time, if there is a box."""
-
-        @self.settings()
-        @hypothesis.given(strategy)
-        def holds(case: Case) -> None:
-            self.require(case)
-
-        end, told = time.monotonic() + self._time_box, ""
+        """Require what is remembered, then what is drawn, and more while there is time, if there is a box."""
+        told = ""
         try:
-            holds()
-            while time.monotonic() < end:
-                holds()
+            self._search(Rounds(strategy, self.require), self.settings())
         except pytest.fail.Exception as failed:
             told = f"{failed}{self._unless_alone()}"
         if told:  # out here, or pytest would print both
             pytest.fail(told, pytrace=False)
+
+    def _search(self, rounds: Rounds, profile: hypothesis.settings) -> None:
+        """Replay, then draw; the profile is that of the running test."""
+        end = time.monotonic() + self._time_box
+        drawing = Phase.generate in profile.phases
+        try:
+            rounds.replay(profile)
+        except SkipTest:
+            if not drawing:
+                raise
+        seed = self._seed_of(profile)
+        # Aiming begins with the twelfth of 25 examples, and its examples are variations of one.
+        aimless = hypothesis.settings(profile, phases=set(profile.phases) - {Phase.target})
+        for index in count() if drawing else ():
+            left = profile.max_examples - index * ROUND
+            if left <= 0 and time.monotonic() >= end:
+                break
+            rounds.draw(aimless, f"{seed} {index}", min(ROUND, left) if left > 0 else ROUND)
+
+    def _seed_of(self, profile: hypothesis.settings) -> str:
+        """What the running test draws: by the seed asked for, or the test's name alone, or chance.
+
+        The name is without the implementation's: all of them, and all versions, get the same cases.
+        """
+        if self._seed or profile.derandomize:
+            return f"{self._seed} {_test().replace(f'[{self.name}', '[')}"
+        return secrets.token_hex(8)
 
     def _unless_alone(self) -> str:
         """What to add if the case that failed last passes as the only one of a new process."""
@@ -205,8 +235,7 @@ class Subject:
         """The profile's, for the running test: what failed here is replayed by this test on this subject."""
         database = hypothesis.settings().database
         if database is not None:
-            test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-            database = KeyedDatabase(database, f"{test} {self.offer.version} {self.device}")
+            database = KeyedDatabase(database, f"{_test()} {self.offer.version} {self.device}")
         return hypothesis.settings(database=database, stateful_step_count=steps)
 
     def check(self, case: Case) -> Verdict:
@@ -294,7 +323,8 @@ def subject(request: pytest.FixtureRequest, device: str) -> Iterator[Subject]:
     seconds = time_box(_profile(config))
     known = read_known(config.getoption("--corpus") / LIST.name)
     ledger = reporting.reporter(config).ledger
-    made = Subject(request.param, device, config.getoption("--save-failures"), seconds, known, ledger)
+    folder, seed = config.getoption("--save-failures"), _seed(config)
+    made = Subject(request.param, device, folder, seconds, known, ledger, seed)
     if made.offer.error:
         pytest.fail(made.offer.error, pytrace=False)
     yield made

@@ -32,7 +32,7 @@ def ci(database: ExampleDatabase) -> settings:
 
 
 def nightly(database: ExampleDatabase) -> settings:
-    """200 random examples after those remembered, again and again for ``time_box`` seconds a test."""
+    """200 random examples after those remembered, and more of them for ``time_box`` seconds a test."""
     return settings(_common(), max_examples=200, database=database)
 
 

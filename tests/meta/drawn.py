@@ -7,7 +7,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from ci.search import OPENING, ROUND
+from ci.rounds import OPENING, ROUND
 from impl.contract import Domain
 from oracle.case import Case
 from oracle.codec import canonical

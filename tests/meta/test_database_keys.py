@@ -27,8 +27,16 @@ WRONG = Verdict(2.0, problems=(Problem("value", text="wrong"),))
 class Fake(Subject):
     """A subject whose judge is a function; ``judged`` has the cases it was asked for."""
 
-    def __init__(self, folder: Path, wrong: Callable[[Case], bool], version: str = "1") -> None:
-        super().__init__("fake", "cpu", folder, 0.0)
+    def __init__(
+        self,
+        folder: Path,
+        wrong: Callable[[Case], bool],
+        version: str = "1",
+        *,
+        box: float = 0.0,
+        seed: str = "",
+    ) -> None:
+        super().__init__("fake", "cpu", folder, box, seed=seed)
         self.offer = Offer(version=version, domains={"verify": Domain(), "serve": Domain()})
         self.wrong, self.judged = wrong, list[Case]()
 
