@@ -11,7 +11,7 @@ import pytest
 from oracle.calls.commit import Commit
 from oracle.case import Case
 from oracle.plan import RowPlan
-from tests.conftest import Subject
+from tests.subject import Subject
 
 BASE = Commit(
     heads=2,

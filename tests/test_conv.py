@@ -12,7 +12,7 @@ from oracle.buckets import EXAMPLES
 from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
 from oracle.case import Case, Unpacked
 from oracle.values import build
-from tests.conftest import Subject
+from tests.subject import Subject
 
 OPERATIONS = ("conv_update", "conv_prefill", "packed_conv")
 ROWS: dict[str, Any] = {"pool": 6, "qlens": (4, 1, 0), "slots": (3, 1, 5), "ids": (0, 1, 2)}

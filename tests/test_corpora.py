@@ -9,7 +9,7 @@ from ci.failures import load, locate
 from ci.known import explained, named, stale
 from impl.contract import UnavailableError
 from oracle.codec import CaseError
-from tests.conftest import Subject
+from tests.subject import Subject
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,7 +6,7 @@ import pytest
 from oracle.calls.fused_verify import FusedVerify
 from oracle.case import Case
 from oracle.layout import Layout, Page
-from tests.conftest import Subject
+from tests.subject import Subject
 
 replace = msgspec.structs.replace
 OP = "fused_verify"

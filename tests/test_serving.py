@@ -19,10 +19,10 @@ from hypothesis.stateful import (
 
 from impl.contract import Domain
 from oracle.case import Case
-from tests.conftest import Subject
 from tests.strategies.serve import BULK_STEPS, REQUESTS, STEPS, THEMES, Event, make_serve, script, serve_cases
 from tests.strategies.values import regimes
 from tests.strategies.variants import Variant, palette, variants
+from tests.subject import Subject
 
 DATA = st.data()
 WHO = st.integers(1, REQUESTS)

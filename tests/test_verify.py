@@ -7,7 +7,7 @@ import pytest
 
 from oracle.calls.verify import Verify
 from oracle.case import Case
-from tests.conftest import Subject
+from tests.subject import Subject
 
 BASE = Verify(
     heads=2,

@@ -15,11 +15,11 @@ from impl.contract import Domain
 from oracle.case import Case
 from oracle.codec import canonical
 from oracle.judge import Problem, Verdict
-from tests import conftest, test_serving
-from tests.conftest import Subject
+from tests import test_serving
 from tests.meta.test_profiles import borrow_conftest, pytest_run
 from tests.profiles import dev, repro
 from tests.strategies.verify import verify_cases
+from tests.subject import Subject
 
 WRONG = Verdict(2.0, problems=(Problem("value", text="wrong"),))
 
@@ -74,7 +74,7 @@ def test_examples_of_two_properties_do_not_mix(
     prop: Callable[[Subject], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What failed is the first that the same test on the same subject asks for, and no other's business."""
-    monkeypatch.setattr(conftest, "offer_of", lambda name, device: Offer())
+    monkeypatch.setattr("tests.subject.offer_of", lambda name, device: Offer())
     database = InMemoryExampleDatabase()
 
     def asked(profile: hypothesis.settings, name: str, *, wrong: bool, version: str = "1") -> list[Case]:
@@ -97,7 +97,7 @@ def test_examples_of_two_properties_do_not_mix(
 
 def test_the_device_is_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on the CPU, where an example passes, does not make one on a GPU forget it."""
-    monkeypatch.setattr(conftest, "offer_of", lambda name, device: Offer())
+    monkeypatch.setattr("tests.subject.offer_of", lambda name, device: Offer())
     database = InMemoryExampleDatabase()
     subject = Fake(tmp_path, lambda case: False)
     with current(dev(database)):

@@ -506,7 +506,7 @@ def test_too_little_memory_is_a_skip_that_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 def test_far_entries_may_take_more_than_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device limits its process when it is opened: the limit is lifted after that, before the reservation."""
+    """Opening a device limits its process: the limit is lifted after that, and before memory is asked for."""
     order: list[str] = []
 
     def opened(name: str) -> Device:

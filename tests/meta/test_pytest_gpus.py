@@ -24,10 +24,9 @@ from ci.pytest_gpus import NAME, Spread, auto_workers, register, take_seat
 from ci.query import Offer
 from impl.contract import Domain, UnavailableError
 from impl.devices.share import VARIABLE
-from tests import conftest
-from tests.conftest import Subject
 from tests.meta.commands import CASE, gone, plug_in, processes_of
 from tests.meta.test_journal import HERE, NO_PID, WHOLE, dead
+from tests.subject import Subject
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -325,7 +324,7 @@ def test_a_case_that_fails_only_after_others(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     offer = Offer("1", ("verify",), domains={"verify": Domain(records=("row",))})
-    monkeypatch.setattr(conftest, "offer_of", lambda name, device: offer)
+    monkeypatch.setattr("tests.subject.offer_of", lambda name, device: offer)
     with closing(Subject("later_outside:later", "cpu", tmp_path / "saved", 0.0)) as later:
         later.check(CASE)
         single = failure_of(lambda: later.require(CASE))

@@ -15,7 +15,6 @@ from ci.query import Offer
 from ci.rounds import ROUND
 from oracle.case import Case
 from oracle.codec import canonical
-from tests import conftest
 from tests.meta.calls import verify_of
 from tests.meta.commands import plug_in
 from tests.meta.test_database_keys import Fake, current
@@ -40,7 +39,7 @@ def wide(case: Case) -> bool:
 @pytest.fixture
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Judged]:
     """What a property judges under a profile, in order."""
-    monkeypatch.setattr(conftest, "offer_of", lambda name, device: Offer())
+    monkeypatch.setattr("tests.subject.offer_of", lambda name, device: Offer())
 
     def cases(
         profile: hypothesis.settings,
@@ -146,7 +145,7 @@ SEARCHES = """
 import pytest
 from hypothesis import Phase, settings
 
-from tests.conftest import Subject
+from tests.subject import Subject
 
 settings.register_profile("unshrunk", settings.get_profile("dev"), phases=[Phase.generate, Phase.target])
 
