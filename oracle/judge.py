@@ -247,24 +247,24 @@ def _judge_written(
         ratio = torch.where(cells.copied[chosen].flatten(), 0.0, ratio)
         source = cells.value.to(after.dtype)
         wrong = cells.written & cells.copied & ~same_bits(source, after, any_nan=True)
-        if bool(wrong.any()):
-            largest = float(ratio.max())
-            return largest, _first("copy", name, cells.stage, wrong, source, after, axes, total)
+        first = _first("copy", name, cells.stage, wrong, source, after, axes, total)
+        if first is not None:
+            return float(ratio.max()), replace(first, count=first.count + int((ratio > 1.0).sum()))
     largest = float(ratio.max()) if ratio.numel() else 0.0
     if largest <= 1.0:
         return largest, None
     wrong = ratio > 1.0
-    first = int(torch.nonzero(wrong)[0])
-    index = tuple(int(i) for i in torch.nonzero(cells.written)[first])
+    place = int(torch.nonzero(wrong)[0])
+    index = tuple(int(i) for i in torch.nonzero(cells.written)[place])
     return largest, Problem(
         kind="value",
         tensor=name,
         stage=cells.stage,
         index=index,
         axes=axes,
-        expected=f"{float(value[first]):.9g}",
-        observed=f"{float(seen[first]):.9g}",
-        bound=float(bound[first]),
+        expected=f"{float(value[place]):.9g}",
+        observed=f"{float(seen[place]):.9g}",
+        bound=float(bound[place]),
         ratio=largest,
         count=int(wrong.sum()),
         total=total,

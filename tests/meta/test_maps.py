@@ -180,11 +180,15 @@ def test_a_missing_output_and_one_of_another_shape(sound: Run) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["c05d56e6", "bde71198", "d12cdfb6", "49ba3718", "3630aea5", "1aec8e23"])
-def test_what_the_maps_call_wrong_is_what_the_judge_counts(name: str) -> None:
+FUSED = "tests.meta.fused_fake:implementation"
+JUDGED = dict.fromkeys(("c05d56e6", "bde71198", "d12cdfb6", "49ba3718", "3630aea5", "1aec8e23"), "triton")
+
+
+@pytest.mark.parametrize(("name", "implementation"), [*JUDGED.items(), ("0ff60a73", FUSED)])
+def test_what_the_maps_call_wrong_is_what_the_judge_counts(name: str, implementation: str) -> None:
     """Every operation: one element in thirteen of everything is another."""
     case = msgspec.structs.replace(load(locate(name)[0]).case, relation=None)
-    run = run_of(case)
+    run = run_of(case, implementation)
     assert run.ok
     for tensor in run.seen.after:
         worse = spoiled(run, tensor, _every_thirteenth)
@@ -238,6 +242,15 @@ def test_planes_against_the_plain_convolution_are_mapped() -> None:
     other = spoiled(second, "out", lambda out: out[3, 70].add_(1.0))
     found = differing(case, first.expected, first.seen, other.seen)
     assert torch.nonzero(found["out"]).tolist() == [[1, 3, 6]]
+
+
+def test_a_declined_call_has_no_map() -> None:
+    """It writes nothing, so that nothing is compared but what it may not touch."""
+    run = run_of(load(locate("2bd901aa")[0]).case, FUSED)
+    assert run.ok
+    assert not section(run, "out")
+    changed = spoiled(run, "out", lambda out: out[0, :1].zero_())
+    assert section(changed, "out")
 
 
 # The command
