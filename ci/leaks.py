@@ -23,9 +23,9 @@ def check_memory_too(
     """``check``, and a problem of kind ``leak`` if torch's allocator holds more after every turn."""
     if device.name != "cuda":
         return check(case, implementation, device, watch)
-    before = torch.cuda.memory_allocated()
+    before = _held()
     verdict = check(case, implementation, device, watch)
-    if not verdict.ok or torch.cuda.memory_allocated() <= before:
+    if not verdict.ok or _held() <= before:
         return verdict
     held = []
     for _ in range(TURNS):
@@ -33,9 +33,15 @@ def check_memory_too(
         if not again.ok:
             return again
         gc.collect()  # what only a cycle holds is not kept
-        held.append(torch.cuda.memory_allocated())
+        held.append(_held())
     grown = [later - earlier for earlier, later in pairwise(held)]
     if min(grown) <= 0:
         return verdict
     text = f"every call of this case keeps GPU memory: {grown} bytes, one after the other"
     return replace(verdict, problems=(Problem("leak", text=text),))
+
+
+def _held() -> int:
+    """Bytes that the allocator has given out: ``torch.cuda.memory_allocated`` lists all else first."""
+    held: int = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"]
+    return held

@@ -44,7 +44,8 @@ class Named:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A GPU whose allocator holds what the objects above hold."""
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: Held.held)
+    told = lambda: {"allocated_bytes": {"all": {"current": Held.held}}}  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", told)
     gc.collect()
     gc.disable()
     yield monkeypatch
