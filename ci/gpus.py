@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -54,7 +55,11 @@ def visible() -> tuple[Gpu, ...]:
     """The GPUs that CUDA would use here, in its order. ``UnavailableError`` if the driver is broken."""
     try:
         asked = subprocess.run(
-            [sys.executable, "-P", "-m", "ci.gpu_query"],
+            [
+                sys.executable,
+                "-P",
+                str(Path(__file__).with_name("gpu_query.py")),
+            ],  # not the package: no torch
             capture_output=True,
             timeout=_SECONDS,
             check=False,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from ci.gpus import Gpu, Seat, cores, described, seats, visible, worker_count
 from impl.contract import UnavailableError
@@ -21,7 +22,8 @@ _OVERRULES = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 
 
 def take_seat(config: pytest.Config) -> None:
-    """In a worker: see no GPU but its own from now on. Before anything may ask CUDA."""
+    """Take one core; in a worker, see no GPU but its own from now on. Before anything may ask CUDA."""
+    torch.set_num_threads(1)  # workers share the machine
     os.environ.update(getattr(config, "workerinput", {}).get(_SENT, {}))
 
 

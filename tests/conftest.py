@@ -1,5 +1,6 @@
 """Options, profiles and the header of the suite's pytest runs."""
 
+import gc
 import os
 import secrets
 import time
@@ -11,7 +12,6 @@ from unittest import SkipTest
 
 import hypothesis
 import pytest
-import torch
 from hypothesis import Phase
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
@@ -76,7 +76,6 @@ _SUSPECTS = pytest.StashKey[list[Path]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     gpus.take_seat(config)
-    torch.set_num_threads(1)  # one core a process; workers share the machine
     why = _forgetful(config)
     if why and config.getoption("--database"):
         raise pytest.UsageError(f"--database is of no use where nothing is remembered: {why}")
@@ -302,6 +301,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if "case_file" in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # Hypothesis collects garbage before every run; a tenth of a second for what is imported
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
