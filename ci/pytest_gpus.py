@@ -34,6 +34,16 @@ def auto_workers(device: str) -> int | None:
     return worker_count(_gpus(), cores())
 
 
+def steal_work(config: pytest.Config) -> None:
+    """Let workers that have run out of tests take others' over, unless ``--dist`` says who runs what.
+
+    pytest-xdist's own way deals tests out in runs of neighbours and never takes one back: where the
+    slow tests are neighbours, all but one worker wait for them in the end.
+    """
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
+
+
 def register(config: pytest.Config, device: str) -> None:
     """In the controller of workers on GPUs, give each one its own."""
     count = getattr(config.option, "numprocesses", None) or 0

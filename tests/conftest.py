@@ -57,6 +57,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     reporting.add_options(group)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    gpus.steal_work(config)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return gpus.auto_workers(_device(config))
