@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +21,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 WORKER_BYTES = 3 << 30
 """GPU memory of one worker: two GiB of tensors, and a CUDA context with its kernels."""
 CONTEXT_BYTES = 1 << 30
+_QUERY = Path(__file__).with_name("gpu_query.py")
+"""Run as a file: the package would load torch."""
 _SECONDS = 60.0
 
 
@@ -54,7 +57,7 @@ def visible() -> tuple[Gpu, ...]:
     """The GPUs that CUDA would use here, in its order. ``UnavailableError`` if the driver is broken."""
     try:
         asked = subprocess.run(
-            [sys.executable, "-P", "-m", "ci.gpu_query"],
+            [sys.executable, "-P", str(_QUERY)],
             capture_output=True,
             timeout=_SECONDS,
             check=False,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from ci.gpus import Gpu, Seat, cores, described, seats, visible, worker_count
 from impl.contract import UnavailableError
@@ -21,7 +22,8 @@ _OVERRULES = "PYTEST_XDIST_AUTO_NUM_WORKERS"
 
 
 def take_seat(config: pytest.Config) -> None:
-    """In a worker: see no GPU but its own from now on. Before anything may ask CUDA."""
+    """Take one core; in a worker, see no GPU but its own from now on. Before anything may ask CUDA."""
+    torch.set_num_threads(1)  # workers share the machine
     os.environ.update(getattr(config, "workerinput", {}).get(_SENT, {}))
 
 
@@ -30,6 +32,16 @@ def auto_workers(device: str) -> int | None:
     if device != "cuda" or _OVERRULES in os.environ:
         return None
     return worker_count(_gpus(), cores())
+
+
+def steal_work(config: pytest.Config) -> None:
+    """Let workers that have run out of tests take others' over, unless ``--dist`` says who runs what.
+
+    pytest-xdist's own way deals tests out in runs of neighbours and never takes one back: where the
+    slow tests are neighbours, all but one worker wait for them in the end.
+    """
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
 
 
 def register(config: pytest.Config, device: str) -> None:

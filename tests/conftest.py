@@ -1,5 +1,6 @@
 """Options, profiles and the header of the suite's pytest runs."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any
 
 import hypothesis
 import pytest
-import torch
 from hypothesis.errors import InvalidArgument
 
 from ci import pytest_gpus as gpus
@@ -43,6 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     reporting.add_options(group)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    gpus.steal_work(config)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return gpus.auto_workers(_device(config))
@@ -62,7 +67,6 @@ _SUSPECTS = pytest.StashKey[list[Path]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     gpus.take_seat(config)
-    torch.set_num_threads(1)  # one core a process; workers share the machine
     why = _forgetful(config)
     if why and config.getoption("--database"):
         raise pytest.UsageError(f"--database is of no use where nothing is remembered: {why}")
@@ -125,6 +129,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if "case_file" in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # Hypothesis collects garbage before every run; a tenth of a second for what is imported
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

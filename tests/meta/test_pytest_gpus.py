@@ -107,8 +107,9 @@ def seen(folder: Path) -> dict[str, list[str]]:
 @pytest.mark.slow
 def test_each_worker_has_a_gpu(tmp_path: Path) -> None:
     """From the start, and equally many have each; one that is killed is one failure, and is replaced."""
-    code, said = with_gpus(tmp_path, "-n", "auto")
+    code, said = with_gpus(tmp_path, "-n", "auto", "-v")
     assert code == 1, said
+    assert "scheduling tests via WorkStealingScheduling" in said
     assert "1 failed, 19 passed" in said
     assert re.search(r"crashed while running 'test_seats.py::test_record\[3\]'$", said, re.M)
     header = [line for line in said.splitlines() if line.startswith("kdafuzz: Fake")]
@@ -128,9 +129,11 @@ def test_each_worker_has_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_sets_a_number_gets_it(tmp_path: Path) -> None:
-    """By pytest-xdist's own variable too: fewer workers, with more memory."""
-    code, said = with_gpus(tmp_path, "-n", "auto", "-k", "record and 1", PYTEST_XDIST_AUTO_NUM_WORKERS="1")
+    """By pytest-xdist's own variable too: fewer workers, with more memory. Who says how, likewise."""
+    arguments = ("-n", "auto", "--dist", "load", "-v", "-k", "record and 1")
+    code, said = with_gpus(tmp_path, *arguments, PYTEST_XDIST_AUTO_NUM_WORKERS="1")
     assert code == 0, said
+    assert "scheduling tests via LoadScheduling" in said
     assert seen(tmp_path) == {"gw0": ["GPU-a", "GPU-a", str(20 * GIB)]}
     assert "0 workers" in said
 

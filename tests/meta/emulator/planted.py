@@ -8,12 +8,12 @@ code launches it, and is found when a case's verdict is not clean.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from impl.contract import Implementation
+from impl.contract import Domain, Implementation
 from impl.cute.emulator.compiled import Emulated
 from impl.cute.emulator.errors import EmulatorError
 from impl.cute.emulator.program import Program
@@ -62,6 +62,11 @@ class Subject:
         return {}
 
     @cached_property
+    def _programs(self) -> dict[str, Program]:
+        """Of the kernels as they are."""
+        return {}
+
+    @cached_property
     def _device(self) -> Device:
         return open_device("emulator")
 
@@ -76,24 +81,8 @@ class Subject:
         domain = replace(
             self._offered.offered(self.operation), heads=(HEADS[self.operation],), windows=(WINDOW,)
         )
-        found: dict[object, Case] = {}
-
-        @seed(20)
-        @settings(
-            max_examples=DRAWN,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],
-        )
-        @given(CASES[self.operation](domain=domain))
-        def take(case: Case) -> None:
-            case = msgspec.structs.replace(case, relation=None)
-            if self._wanted(case):
-                found[msgspec.json.encode(case)] = case
-
-        take()
-        return tuple(sorted(found.values(), key=_richness, reverse=True)[:CASE_COUNT])
+        found = [case for case in drawn(self.operation, domain) if self._wanted(case)]
+        return tuple(sorted(found, key=_richness, reverse=True)[:CASE_COUNT])
 
     def _wanted(self, case: Case) -> bool:
         """Whether the case launches the kernel with something to do."""
@@ -117,27 +106,52 @@ class Subject:
         return judge(self._expected[key], seen)
 
     @cached_property
-    def texts(self) -> tuple[str, ...]:
-        """PTX of every kernel that the cases launch."""
-        seen: dict[str, None] = {}
-        with programs(lambda text: seen.setdefault(text)):
-            for case in self.cases:
+    def texts(self) -> dict[str, list[tuple[int, Case]]]:
+        """PTX of every kernel that the cases launch, with the numbers of those that do; all are right."""
+        found: dict[str, list[tuple[int, Case]]] = {}
+        for number, case in enumerate(self.cases, 1):
+            seen: dict[str, None] = {}
+            with programs(lambda text: seen.setdefault(text), self._programs):  # noqa: B023 - used at once
                 verdict = self.judge(case)
-                assert verdict.ok, verdict
-        return tuple(seen)
+            assert verdict.ok, verdict
+            for text in seen:
+                found.setdefault(text, []).append((number, case))
+        return found
 
     def find(self, original: str, mutation: Mutation) -> Finding | None:
-        """The first case that tells the mutation from the kernel, or None."""
-        with programs(lambda text: mutation.text if text == original else None):
-            for count, case in enumerate(self.cases, 1):
+        """The first case that tells the mutation from the kernel, or None: one that launches it."""
+        with programs(lambda text: mutation.text if text == original else None, self._programs):
+            for number, case in self.texts[original]:
                 try:
                     verdict = self.judge(case)
                 except EmulatorError as error:  # refused when lowered
-                    return Finding(count, error.kind, error.text)
+                    return Finding(number, error.kind, error.text)
                 if not verdict.ok:
                     problem = verdict.problems[0]
-                    return Finding(count, problem.kind, problem.text)
+                    return Finding(number, problem.kind, problem.text)
         return None
+
+
+@cache
+def drawn(operation: str, domain: Domain) -> tuple[Case, ...]:
+    """The distinct cases among those drawn, without relations; the kernels of an operation share them."""
+    found: dict[object, Case] = {}
+
+    @seed(20)
+    @settings(
+        max_examples=DRAWN,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(CASES[operation](domain=domain))
+    def take(case: Case) -> None:
+        case = msgspec.structs.replace(case, relation=None)
+        found[msgspec.json.encode(case)] = case
+
+    take()
+    return tuple(found.values())
 
 
 def _richness(case: Case) -> tuple[int, ...]:
@@ -152,13 +166,15 @@ def _richness(case: Case) -> tuple[int, ...]:
 
 
 @contextmanager
-def programs(change: Callable[[str], str | None]) -> Iterator[None]:
-    """Launches execute what ``change`` makes of a kernel's PTX; None leaves it."""
+def programs(change: Callable[[str], str | None], kept: dict[str, Program]) -> Iterator[None]:
+    """Launches execute what ``change`` makes of a kernel's PTX; None leaves it, as it is in ``kept``."""
     original = Emulated.__dict__["program"]
-    made: dict[str, Program] = {}
+    changed: dict[str, Program] = {}
 
     def program(self: Emulated) -> Program:
-        text = change(self.ptx) or self.ptx
+        text = change(self.ptx)
+        made = kept if text in (None, self.ptx) else changed
+        text = text or self.ptx
         if text not in made:
             made[text] = Program.parse(text)
         return made[text]
