@@ -250,7 +250,7 @@ class Recorder:
         if self._steady and (seen := canonical(case)) in self._steady:
             self._fail(self._failing[seen])
         try:
-            verdict = search.judge(case)
+            verdict = self._verdict(case)
         except Exception as error:
             raise StopError(error) from error
         now = time.monotonic()
@@ -276,6 +276,16 @@ class Recorder:
                 self._tell(replace(failure, shrunk=False))
             self._failing[failing] = failure
             self._fail(failure)
+
+    def _verdict(self, case: Case) -> Verdict:
+        """The verdict; while another kind of failure is made smaller, a process that died is asked twice.
+
+        Whoever killed it from outside must not decide what the smallest case is.
+        """
+        verdict = self._search.judge(case)
+        if self.failure is not None and _died(verdict) and not _died(self.failure.verdict):
+            verdict = self._search.judge(case)
+        return verdict
 
     def _note(self, case: Case, verdict: Verdict, finding: str) -> None:
         """Take a case that was judged before the first failure into account."""
@@ -340,7 +350,7 @@ class Recorder:
         """The verdict on a case of no example; a known finding is none that counts."""
         self._part.executions += 1
         self._report(time.monotonic())
-        verdict = self._search.judge(case)
+        verdict = self._verdict(case)
         known = not verdict.ok and self._search.known(case, verdict)
         return replace(verdict, problems=()) if known else verdict
 
@@ -358,3 +368,7 @@ class Recorder:
         self._part.digest = self._hash.hexdigest()
         self._report(time.monotonic())
         return self._whole
+
+
+def _died(verdict: Verdict) -> bool:
+    return any(problem.kind in ("crash", "hang") for problem in verdict.problems)

@@ -226,3 +226,24 @@ def test_an_interruption_of_a_last_look_keeps_the_failure() -> None:
     with pytest.raises(InterruptedSearchError) as caught:
         run(searched(judge))
     assert canonical(caught.value.failure.case) in {*wrong, *once}
+
+
+@pytest.mark.parametrize("at", [1, 4, 9, 16, 25])
+def test_a_process_killed_while_shrinking_changes_nothing(at: int) -> None:
+    """The judgement so long after the first failure is a crash that does not come again."""
+
+    def found(killed: int) -> tuple[Failure | None, int]:
+        since = 0
+
+        def judge(case: Case) -> Verdict:
+            nonlocal since
+            wrong = verify_of(case).value_dim > 16 and verify_of(case).rows > 0
+            since += bool(since or wrong)
+            if since == killed + 1:
+                return Verdict(problems=(Problem("crash", text="killed"),))
+            return WRONG if wrong else Verdict()
+
+        tally, failure = run(searched(judge))
+        return failure, tally.examples
+
+    assert found(at) == found(-1)
