@@ -2,12 +2,13 @@
 
 Messages are msgpack, each behind its length in 4 bytes (little-endian): a ``Hello``, answered
 when everything is loaded, then cases, each answered by its verdict (``Judge``); one that is to
-be dumped has a ``Prepare`` before it and a ``Draw`` after it. The channels are the standard
-streams the process was born with; what kernels print goes to standard error, and what they read
-is empty.
+be dumped has a ``Prepare`` before it and a ``Draw`` after it. A request has a number above 0, which
+its reply repeats. The channels are the standard streams the process was born with; what kernels
+print goes to standard error, and what they read is empty.
 """
 
 import gc
+import mmap
 import os
 import struct
 import sys
@@ -43,6 +44,7 @@ class Judge(msgspec.Struct, frozen=True, tag="judge"):
 
     case: Case
     sidecar: str = ""
+    number: int = 0
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
@@ -51,10 +53,13 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     case: Case
     folder: str
     sidecar: str = ""
+    number: int = 0
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
     """Write into the folder of ``Prepare`` what the call has left since."""
+
+    number: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -62,7 +67,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     All empty in answer to a ``Hello``: ready. ``died`` is the exit code of a process that ended
     while it judged the case; the one that replies has everything loaded and goes on.
-    ``unwritable`` says why a dump is not there.
+    ``unwritable`` says why a dump is not there. ``number`` is that of the request.
     """
 
     verdict: Verdict | None = None
@@ -70,6 +75,7 @@ class Reply(msgspec.Struct, frozen=True):
     broken: str = ""
     died: int | None = None
     unwritable: str = ""
+    number: int = 0
 
 
 def send(stream: IO[bytes], message: Hello | Judge | Prepare | Draw | Reply) -> None:
@@ -79,6 +85,7 @@ def send(stream: IO[bytes], message: Hello | Judge | Prepare | Draw | Reply) -> 
     stream.flush()
 
 
+_NUMBER = struct.Struct("<Q")
 _HELLO = msgspec.msgpack.Decoder(Hello)
 _REQUEST = msgspec.msgpack.Decoder(Judge | Prepare | Draw)
 
@@ -116,15 +123,18 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
         return
     send(replies, Reply())
     gc.freeze()
+    at_work = mmap.mmap(-1, _NUMBER.size)
     if device.name != "cuda":
-        _restore_after_deaths(replies)
+        _restore_after_deaths(replies, at_work)
     answer = _Answers(implementation, device)
     while request := _receive(requests, _REQUEST):
+        _NUMBER.pack_into(at_work, 0, request.number)
         try:
             reply = answer.to(request)
         except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
             reply = _failed(error)
-        send(replies, reply)
+        send(replies, msgspec.structs.replace(reply, number=request.number))
+        _NUMBER.pack_into(at_work, 0, 0)
 
 
 class _Answers:
@@ -155,10 +165,12 @@ class _Answers:
             return Reply(unwritable=one_line(error, 1000))
 
 
-def _restore_after_deaths(replies: IO[bytes]) -> None:
+def _restore_after_deaths(replies: IO[bytes], at_work: mmap.mmap) -> None:
     """Return in a forked copy of this process, again and again as long as copies die of their cases.
 
     A copy has everything loaded: a crash costs milliseconds, and shrinking one hundreds of them.
+    ``at_work`` is memory that they share, with the number of the request that a copy is answering:
+    one that dies between two, killed from outside, owes no reply.
     Not for a GPU: a CUDA context does not survive a fork.
     """
     adopt_orphans()
@@ -172,7 +184,10 @@ def _restore_after_deaths(replies: IO[bytes]) -> None:
         if code == 0:
             os._exit(0)  # the input ended
         kill_children()  # what a kernel started must not outlive its case
-        send(replies, Reply(died=code))
+        (number,) = _NUMBER.unpack_from(at_work)
+        if number:
+            _NUMBER.pack_into(at_work, 0, 0)
+            send(replies, Reply(died=code, number=number))
 
 
 def _failed(error: Exception) -> Reply:

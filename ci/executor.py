@@ -91,6 +91,8 @@ class Executor:
         self._judged = 0
         self._child: Child | None = None
         self._errors: IO[bytes] | None = None
+        self._asked = 0
+        self._unread = b""
 
     @property
     def pid(self) -> int:
@@ -243,7 +245,7 @@ class Executor:
                 with contextlib.suppress(OSError):  # a dead child's unsent bytes
                     assert stream is not None
                     stream.close()
-        self._child, self._judged = None, 0
+        self._child, self._judged, self._unread = None, 0, b""
 
     def finish(self) -> None:
         """Stop the child for good, and put the journal and the sanitizer's logs away."""
@@ -266,18 +268,17 @@ class Executor:
         """The child's answer, or the verdict on a child that gave none."""
         assert self._child is not None
         assert self._child.stdin is not None
+        number = 0
+        if not isinstance(message, Hello):
+            self._asked = number = self._asked + 1
+            message = msgspec.structs.replace(message, number=number)
         try:
             send(self._child.stdin, message)
         except BrokenPipeError:
             return self._died()
-        data = self._receive(timeout)
-        if isinstance(data, Verdict):
-            return data
-        try:
-            reply = msgspec.msgpack.decode(data, type=Reply)
-        except msgspec.DecodeError:
-            self.close()
-            return crashed("the process wrote into the channel of the suite")
+        reply = self._reply(number, time.monotonic() + timeout, timeout)
+        if isinstance(reply, Verdict):
+            return reply
         if reply.unavailable:
             raise UnavailableError(reply.unavailable)
         if reply.broken:
@@ -287,31 +288,45 @@ class Executor:
             return crashed(ending(reply.died, self._last_words()))
         return reply
 
-    def _receive(self, timeout: float) -> bytes | Verdict:
+    def _reply(self, number: int, deadline: float, timeout: float) -> Reply | Verdict:
+        """The reply to the request of this number, or the verdict on a child that did not give one.
+
+        One of another number is late: its process died once it had answered.
+        """
+        while True:
+            data = self._receive(deadline, timeout)
+            if isinstance(data, Verdict):
+                return data
+            try:
+                reply = msgspec.msgpack.decode(data, type=Reply)
+            except msgspec.DecodeError:
+                self.close()
+                return crashed("the process wrote into the channel of the suite")
+            if reply.number == number:
+                return reply
+
+    def _receive(self, deadline: float, timeout: float) -> bytes | Verdict:
         """One reply's bytes, or the verdict on a child that did not give one."""
         assert self._child is not None
         assert self._child.stdout is not None
-        deadline = time.monotonic() + timeout
-        data = b""
-        need = 4
-        while len(data) < need:
+        while True:
+            data = self._unread
+            need = 4 + int(struct.unpack("<I", data[:4])[0]) if len(data) >= 4 else 4
+            if len(data) >= max(need, 5) or need > _MAX_REPLY_BYTES:  # the latter is no reply of ours
+                self._unread = data[need:]
+                return data[4:need]
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._child.stdout], [], [], min(max(0.0, left), _LOOK_SECONDS))
             if ready:
                 part = self._child.stdout.read1(1 << 20)  # type: ignore[attr-defined]
                 if not part:
                     return self._died()
-                data += part
-                if need == 4 and len(data) >= 4:
-                    need = 4 + int(struct.unpack("<I", data[:4])[0])
-                    if need > _MAX_REPLY_BYTES:
-                        break  # no reply of ours
+                self._unread += part
             elif _ended(self._child.pid):
                 return self._died()
             elif left <= 0.0:
                 self.close()
                 return crashed(f"no result after {timeout:g} s; the process was stopped", "hang")
-        return data[4:need]
 
     def _died(self) -> Verdict:
         assert self._child is not None

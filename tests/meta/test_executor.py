@@ -3,7 +3,9 @@
 import os
 import re
 import shlex
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +149,50 @@ def test_a_child_killed_from_outside_between_cases(menu: Executor) -> None:
     verdict = menu.check(RIGHT)
     assert "SIGKILL" in verdict.problems[0].text
     assert menu.check(RIGHT).ok
+
+
+def copy_of(executor: Executor, folder: Path) -> int:
+    """The process that judges: a copy of the one that has everything loaded."""
+    end = time.monotonic() + 10.0
+    while time.monotonic() < end:
+        copies = set(processes_of(folder)) - {executor.pid}
+        if len(copies) == 1:
+            return copies.pop()
+        time.sleep(0.01)
+    raise AssertionError(f"no copy of {executor.pid}")
+
+
+def told(verdict: Verdict) -> str:
+    return verdict.problems[0].kind if verdict.problems else "right"
+
+
+def test_a_copy_killed_between_cases_owes_no_reply(menu: Executor, folder: Path) -> None:
+    """The cases after it are judged as ever: no verdict is another case's."""
+    assert menu.check(RIGHT).ok
+    killed = copy_of(menu, folder)
+    os.kill(killed, 9)
+    while copy_of(menu, folder) == killed:
+        time.sleep(0.01)
+    asked = [RIGHT, ordered(1), RIGHT, RIGHT, ordered(1)]
+    assert [told(menu.check(case)) for case in asked] == ["right", "raised", "right", "right", "raised"]
+
+
+def test_a_copy_killed_at_work_is_a_crash_of_its_case(menu: Executor, folder: Path) -> None:
+    assert menu.check(RIGHT).ok
+    killer = threading.Timer(0.5, os.kill, (copy_of(menu, folder), 9))
+    killer.start()
+    verdict = menu.check(ordered(19))
+    killer.join()
+    assert "SIGKILL" in verdict.problems[0].text
+    assert [told(menu.check(case)) for case in (ordered(1), RIGHT)] == ["raised", "right"]
+
+
+def test_a_late_reply_is_nobody_s(menu: Executor) -> None:
+    """A copy that dies once it has answered may leave two replies to one request."""
+    assert menu.check(RIGHT).ok
+    late = msgspec.msgpack.encode(Reply(died=-9, number=menu._asked))
+    menu._unread = struct.pack("<I", len(late)) + late
+    assert [told(menu.check(case)) for case in (ordered(1), RIGHT)] == ["raised", "right"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
