@@ -1,8 +1,7 @@
 """The part of pytest runs that spreads workers over the GPUs of this host: one GPU each, by UUID.
 
-``pytest -n auto`` starts as many workers as fit the GPUs, or a few more than there are processors
-where kernels run on those. A worker's GPU is settled before CUDA starts in it, or in a process that
-it starts.
+``pytest -n auto`` starts as many workers as fit the GPUs, or the processors where kernels run on
+them. A worker's GPU is settled before CUDA starts in it, or in a process that it starts.
 """
 
 import os
@@ -29,13 +28,10 @@ def take_seat(config: pytest.Config) -> None:
 
 
 def auto_workers(device: str) -> int | None:
-    """How many workers ``-n auto`` means; None: as many as pytest-xdist's own variable says.
-
-    Without a GPU half as many again as processors: a test in four waits for processes that it started.
-    """
-    if _OVERRULES in os.environ:
+    """How many workers ``-n auto`` means; None: pytest-xdist's own answer, one a processor."""
+    if device != "cuda" or _OVERRULES in os.environ:
         return None
-    return worker_count(_gpus(), cores()) if device == "cuda" else cores() + (cores() + 1) // 2
+    return worker_count(_gpus(), cores())
 
 
 def steal_work(config: pytest.Config) -> None:
