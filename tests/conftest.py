@@ -123,8 +123,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Saved cases first: they tell most in the least time.
-    items.sort(key=lambda item: "case_file" not in getattr(item, "fixturenames", ()))
+    # Saved cases first: they tell most in the least time. Then files with slow tests: none may come last.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: ("case_file" not in getattr(item, "fixturenames", ()), item.path not in slow))
     if config.getoption("--replay"):
         kept = [item for item in items if "case_file" in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -203,3 +203,33 @@ def test_corpora_come_first() -> None:
         "tests/test_corpora.py",
         *["tests/test_conv.py", "tests/test_verify.py"] * 2,
     ]
+
+
+ORDERED = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.slow
+def test_slow(): pass
+"""
+
+
+def test_saved_cases_come_first_and_slow_files_next(tmp_path: Path) -> None:
+    """No worker is left alone with what takes long, and the tests of a file stay together."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    borrow_conftest(tmp_path)
+    (tmp_path / "test_a.py").write_text("def test_plain(): pass\n")
+    (tmp_path / "test_b.py").write_text(ORDERED)
+    (tmp_path / "test_c.py").write_text(
+        "import pytest\n\n@pytest.fixture\ndef case_file(): pass\n\ndef test_saved(case_file): pass\n"
+    )
+    done = pytest_run(tmp_path, "--collect-only")
+    assert done.returncode == 0, done
+    found = [line for line in done.stdout.splitlines() if "::" in line]
+    assert found == [
+        "test_c.py::test_saved",
+        "test_b.py::test_plain",
+        "test_b.py::test_slow",
+        "test_a.py::test_plain",
+    ]

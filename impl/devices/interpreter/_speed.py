@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
 
 from ._patching import Patches
@@ -82,6 +83,8 @@ def _make_tensor_init(inner: Callable) -> Callable:
 def _make_block_init(inner: Callable) -> Callable:
     # Likewise for a block type: everything but the element type itself follows from its name and the shape.
     derived: dict[tuple[Any, ...], dict[str, Any]] = {}
+    # Blocks of one shape have it from here, whatever their elements: see _make_broadcast.
+    shapes: dict[tuple[int, ...], Any] = {}
 
     def init(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
         key = (element_ty.name, *shape)
@@ -93,16 +96,41 @@ def _make_block_init(inner: Callable) -> Callable:
             return
         inner(self, element_ty, shape)
         if plain and vars(self).keys() == {"element_ty", "shape", "numel", "name"}:
-            derived[key] = {"shape": self.shape, "numel": self.numel, "name": self.name}
+            shape = shapes.setdefault(key[1:], self.shape)
+            derived[key] = {"shape": shape, "numel": self.numel, "name": self.name}
 
     return init
+
+
+def _make_broadcast(inner: Callable) -> Callable:
+    # Two blocks of one shape, and two scalars, stay as they are; upstream compares their extents one by one.
+    def broadcast(self: Any, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+        one, other = lhs.type, rhs.type
+        if type(one) is tl.block_type:
+            if type(other) is tl.block_type and one.shape is other.shape:
+                return lhs, rhs
+        elif type(other) is not tl.block_type:
+            return lhs, rhs
+        fitted: tuple[tl.tensor, tl.tensor] = inner(self, lhs, rhs)
+        return fitted
+
+    return broadcast
+
+
+def _make_cast(inner: Callable) -> Callable:
+    # Upstream asks this too, by comparing types that are nearly always one object.
+    def cast(self: Any, value: tl.tensor, kind: tl.dtype, *rounding: Any, **named: Any) -> tl.tensor:
+        return value if value.type.scalar is kind.scalar else inner(self, value, kind, *rounding, **named)
+
+    return cast
 
 
 def apply(patches: Patches) -> None:
     """Install the speedups.
 
     The language patch is learned once; host tensors are not copied to the host and back; dtypes, and what
-    tensors and block types derive from their shapes, come from tables; the int64 shadow arithmetic behind
+    tensors and block types derive from their shapes, come from tables; what has the shape or the
+    type already is neither broadcast nor cast; the int64 shadow arithmetic behind
     overflow assertions is left out unless assertions are on.
     """
     patches.replace(upstream, "_patch_lang", _LanguagePatch(upstream._patch_lang))
@@ -145,3 +173,5 @@ def apply(patches: Patches) -> None:
     patches.wrap(upstream, "_get_np_dtype", make_dtypes)
     patches.wrap(tl.tensor, "__init__", _make_tensor_init)
     patches.wrap(tl.block_type, "__init__", _make_block_init)
+    patches.wrap(TritonSemantic, "broadcast_impl_value", _make_broadcast)
+    patches.wrap(TritonSemantic, "cast", _make_cast)
