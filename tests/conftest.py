@@ -122,12 +122,17 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return lines
 
 
+def _asks(item: pytest.Item, fixture: str) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Saved cases first: they tell most in the least time. Then files with slow tests: none may come last.
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: ("case_file" not in getattr(item, "fixturenames", ()), item.path not in slow))
+    # What is of an implementation stays together, since another one means another process.
+    slow = {item.path for item in items if item.get_closest_marker("slow") and not _asks(item, "subject")}
+    items.sort(key=lambda item: (not _asks(item, "case_file"), item.path not in slow))
     if config.getoption("--replay"):
-        kept = [item for item in items if "case_file" in getattr(item, "fixturenames", ())]
+        kept = [item for item in items if _asks(item, "case_file")]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 

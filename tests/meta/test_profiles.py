@@ -191,7 +191,7 @@ def test_a_wrong_option_is_one_sentence(tmp_path: Path, options: list[str], sent
 
 
 def test_corpora_come_first() -> None:
-    """Saved cases run before any property, and no other test changes its place."""
+    """Saved cases run before any property, and no other test of an implementation changes its place."""
     files = [f"tests/test_{name}.py" for name in ("conv", "corpora", "verify")]
     root = Path(__file__).parents[2]
     ran = pytest_run(root, "--collect-only", "-n", "0", "--impl", "triton,other", *files)
