@@ -137,7 +137,7 @@ class Implementation:
         if operation != BY_RECORDS:
             return {"": functions[0]}
         if not self._by_records:
-            self._by_records.update((record_layout(function), function) for function in functions)
+            self._by_records.update({record_layout(function): function for function in functions})
         return self._by_records
 
     def function(self, case: Case) -> Callable[..., object]:

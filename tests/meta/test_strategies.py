@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 
 from ci.minimize import minimize
-from impl.contract import Domain, Implementation, Records
+from impl.contract import Domain, Implementation, Records, UnavailableError
 from oracle.buckets import EXAMPLES
 from oracle.calls.commit import Commit
 from oracle.calls.conv import ConvUpdate
@@ -281,3 +281,11 @@ def test_options_of_a_strategy_are_its_own() -> None:
         assert type(case.relation).__name__ == "Rename"
     for case in sample(cases("commit", Domain(), relations=()), 2):
         assert case.relation is None
+
+
+def test_a_callable_without_records_is_refused_every_time() -> None:
+    """Also beside one that has them: what was read before the refusal is no answer the next time."""
+    subject = Implementation("subject", {"verify": (lambda records: None, lambda nothing: None)})
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="has neither a parameter 'records' nor"):
+            subject.variants("verify")
