@@ -31,6 +31,19 @@ CALL: dict[str, Any] = {
 }
 CASE = Case(call=Verify(**CALL))
 ZOO = Path(__file__).with_name("zoo.py")
+CI_VARIABLES = (
+    "CI",
+    "GITHUB_ACTIONS",
+    "GITLAB_CI",
+    "TF_BUILD",
+    "BUILDKITE",
+    "CIRCLECI",
+    "CIRRUS_CI",
+    "CODEBUILD_BUILD_ID",
+    "HEROKU_TEST_RUN_ID",
+    "TEAMCITY_VERSION",
+)
+"""By which Hypothesis knows a CI machine."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,20 @@ def entry(**fields: Any) -> CaseFile:
     """A sound case file with some fields replaced."""
     plain: dict[str, Any] = {"kdafuzz": SCHEMA, "case": CASE, "checksum": checksum(CASE), "why": "a test"}
     return CaseFile(**plain | fields)
+
+
+def at_a_desk() -> dict[str, str]:
+    """The environment without what pytest, Hypothesis and the suite make something else of.
+
+    On a CI machine, or inside another run of pytest, a run that a test starts would draw other
+    examples and print longer lines.
+    """
+    apart = (*CI_VARIABLES, "BUILD_NUMBER", "COLUMNS", "KDAFUZZ_DATABASE")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in apart and not name.startswith("PYTEST_")
+    }
 
 
 def command_line(*arguments: str) -> list[str]:

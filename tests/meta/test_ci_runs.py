@@ -13,7 +13,7 @@ import torch
 from ci.reporting.demands import MIN_EXAMPLES, REQUIRE_GPU
 from ci.reporting.publish import BUILDKITE, GITHUB
 from tests.meta.ci_reports import fences, inline, rows
-from tests.meta.commands import plug_in
+from tests.meta.commands import at_a_desk, plug_in
 
 pytest_plugins = "pytester"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ def run(
     folder: Path, environment: dict[str, str], *arguments: str, cwd: Path = REPOSITORY
 ) -> tuple[int, str]:
     """A pytest run in a process of its own, in which ``folder`` is on the path."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CI", "PYTEST_"))}
+    inherited = at_a_desk()
     paths = (str(folder), *filter(None, [inherited.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments],

@@ -23,8 +23,8 @@ from ci.database import (
     redacted,
 )
 from impl.contract import UnavailableError
+from tests.meta.commands import CI_VARIABLES
 from tests.meta.redis_server import Server
-from tests.meta.test_profiles import CI_VARIABLES
 from tests.profiles import dev, repro
 
 

@@ -1,7 +1,6 @@
 """Known findings: what they explain and what they do not, and how every command goes on past them."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from oracle.case import Case, Prefix
 from oracle.codec import CaseError, dumps
 from oracle.judge import Problem, Verdict
 from tests.meta.calls import verify_of
-from tests.meta.commands import CASE, entry, here, plug_in
+from tests.meta.commands import CASE, at_a_desk, entry, here, plug_in
 from tests.strategies.verify import verify_cases
 
 CPU = ("--device", "cpu")
@@ -273,7 +272,7 @@ def pytest_run(folder: Path, names: str, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *arguments],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env=at_a_desk() | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -290,7 +289,8 @@ def test_pytest_over_the_corpus(folder: Path) -> None:
     assert result == 1
     assert "2 failed, 1 passed" in said
     stale = "stale: known_outside:mended (1.5) passes case"
-    told, _, listed = said.partition("- stale known findings -")
+    told, _, rest = said.partition("- stale known findings -")
+    listed, _, _ = rest.partition("= short test summary info =")
     for name, sentence in (("mended", stale), ("later", "boom")):
         (found,) = re.findall(
             rf"^_+ test_replay\[\S+-known_outside:{name}\] _+\n((?:(?!_).*\n)+)", told, re.M

@@ -1,7 +1,6 @@
 """Profiles have the settings that their page promises, on any machine."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.database import InMemoryExampleDatabase, MultiplexedDatabase
 
+from tests.meta.commands import at_a_desk
 from tests.profiles import dev, repro
 
 ALL = ["explicit", "reuse", "generate", "target", "shrink", "explain"]
@@ -29,19 +29,6 @@ TABLE: dict[str, dict[str, Any]] = {
         "phases": ["explicit", "reuse"],
     },
 }
-CI_VARIABLES = (
-    "CI",
-    "GITHUB_ACTIONS",
-    "GITLAB_CI",
-    "TF_BUILD",
-    "BUILDKITE",
-    "CIRCLECI",
-    "CIRRUS_CI",
-    "CODEBUILD_BUILD_ID",
-    "HEROKU_TEST_RUN_ID",
-    "TEAMCITY_VERSION",
-)
-"""By which Hypothesis knows a CI machine."""
 PRINTING = """
 import json
 import os
@@ -79,13 +66,10 @@ def test_print():
 
 def pytest_run(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in ``folder``, on a machine with these variables."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "KDAFUZZ_DATABASE"))}
-    for name in CI_VARIABLES:
-        kept.pop(name, None)
     return subprocess.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *options],
         cwd=folder,
-        env=kept | environment,
+        env=at_a_desk() | environment,
         capture_output=True,
         text=True,
         timeout=120,

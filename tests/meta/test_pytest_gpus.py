@@ -24,7 +24,7 @@ from ci.pytest_gpus import NAME, Spread, auto_workers, register, take_seat
 from ci.query import Offer
 from impl.contract import Domain, UnavailableError
 from impl.devices.share import VARIABLE
-from tests.meta.commands import CASE, gone, plug_in, processes_of
+from tests.meta.commands import CASE, at_a_desk, gone, plug_in, processes_of
 from tests.meta.test_journal import HERE, NO_PID, WHOLE, dead
 from tests.subject import Subject
 
@@ -67,7 +67,7 @@ def test_record(number):
 @contextmanager
 def pytest_run(folder: Path, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
     """Pytest in ``folder``, in the background; nothing of it is left behind."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CI", "PYTEST_"))}
+    inherited = at_a_desk()
     inherited.pop(VISIBLE, None)
     paths = os.pathsep.join((str(folder), str(REPOSITORY)))
     with subprocess.Popen(
