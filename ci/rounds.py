@@ -1,7 +1,6 @@
 """Hypothesis runs of a few examples each: from its tenth on, a run mostly mutates earlier ones."""
 
 from collections.abc import Callable
-from typing import Any
 
 import hypothesis
 from hypothesis import Phase
@@ -17,6 +16,27 @@ OPENING = 2
 """Examples at the start of a run that may be the simplest case, the same in every run: it is judged once."""
 
 
+Run = Callable[[hypothesis.settings, int | str, Callable[[Case], None]], None]
+"""One Hypothesis run with these settings and this seed; each example is judged. It raises what the judge
+raises for the smallest case, and must be of the same function or class every time: the source is the
+database's key."""
+
+
+def drawn_from(strategy: SearchStrategy[Case]) -> Run:
+    """Runs whose examples this strategy draws."""
+
+    def run(settings: hypothesis.settings, seed: int | str, judge: Callable[[Case], None]) -> None:
+        @settings  # above the seed, which takes the database away
+        @hypothesis.seed(seed)
+        @hypothesis.given(strategy)
+        def holds(case: Case) -> None:
+            judge(case)
+
+        holds()
+
+    return run
+
+
 class Rounds:
     """The rounds of one search, up to the first in which ``judge`` raises.
 
@@ -24,8 +44,8 @@ class Rounds:
     with Hypothesis's ``FlakyFailure`` if the first one passes once more.
     """
 
-    def __init__(self, strategy: SearchStrategy[Case], judge: Callable[[Case], None]) -> None:
-        self._strategy, self._judge = strategy, judge
+    def __init__(self, run: Run, judge: Callable[[Case], None]) -> None:
+        self._run, self._judge = run, judge
         self._first = b""
         self._failed = False
 
@@ -57,14 +77,3 @@ class Rounds:
         except BaseException:
             self._failed = True
             raise
-
-    def _run(self, settings: hypothesis.settings, seed: Any, judge: Callable[[Case], None]) -> None:
-        """One Hypothesis run, always of the same function: its source is the database's key."""
-
-        @settings  # above the seed, which takes the database away
-        @hypothesis.seed(seed)
-        @hypothesis.given(self._strategy)
-        def holds(case: Case) -> None:
-            judge(case)
-
-        holds()

@@ -11,7 +11,7 @@ from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import SearchStrategy
 
 from ci.minimize import minimize, signature
-from ci.rounds import ROUND, Rounds
+from ci.rounds import ROUND, Rounds, drawn_from
 from ci.worst.near import Nearness
 from oracle.buckets import buckets
 from oracle.case import Case
@@ -218,7 +218,7 @@ class Recorder:
         """Whether what is judged is an example: drawn, and aimed at nothing."""
         self.last = 0.0
         """The largest ratio of the case that was judged last."""
-        self.rounds = Rounds(search.strategy, self._drawn)
+        self.rounds = Rounds(drawn_from(search.strategy), self._drawn)
         self._search, self._until = search, search.until
         self._failing: dict[bytes, Failure] = {}
         self._causes: dict[tuple[str, str, str], str] = {}

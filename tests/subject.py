@@ -21,7 +21,7 @@ from ci.known import Known, explained
 from ci.query import Offer, ask
 from ci.report import describe
 from ci.reporting.record import Ledger
-from ci.rounds import ROUND, Rounds
+from ci.rounds import ROUND, Rounds, Run, drawn_from
 from impl.contract import Domain
 from oracle.buckets import buckets
 from oracle.case import Case
@@ -86,9 +86,13 @@ class Subject:
 
     def search(self, strategy: SearchStrategy[Case]) -> None:
         """Require what is remembered, then what is drawn, and more while there is time, if there is a box."""
+        self.search_by(drawn_from(strategy))
+
+    def search_by(self, run: Run, steps: int = 50) -> None:
+        """As ``search``, with runs of any kind; a state machine's make so many steps at most."""
         told = ""
         try:
-            self._search(Rounds(strategy, self.require), self.settings())
+            self._search(Rounds(run, self.require), self.settings(steps))
         except pytest.fail.Exception as failed:
             told = f"{failed}{self._unless_alone()}"
         if told:  # out here, or pytest would print both

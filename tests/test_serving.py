@@ -5,8 +5,10 @@ holds every call against its oracle and every committed state against a model th
 accepted tokens alone. So a failing script is a case like any other: saved, replayed, shrunk.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,9 +34,11 @@ CHUNKS = st.sampled_from((1, 2, 3, 5, 9, 16))
 class Serving(RuleBasedStateMachine):
     """Each rule is a step; what has run when the rules end is one case."""
 
-    def __init__(self, subject: Subject, domain: Domain, chosen: tuple[Variant, ...] | None) -> None:
+    def __init__(
+        self, judge: Callable[[Case], None], domain: Domain, chosen: tuple[Variant, ...] | None
+    ) -> None:
         super().__init__()
-        self._subject, self._domain, self._chosen = subject, domain, chosen
+        self._judge, self._domain, self._chosen = judge, domain, chosen
         self._fields: dict[str, Any] = {}
         self._steps: list[list[Event]] = []
         self._running: set[int] = set()
@@ -94,20 +98,23 @@ class Serving(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Run the script."""
         if self._steps:
-            self._subject.require(Case(call=script(self._fields, self._steps), **self._case))
+            self._judge(Case(call=script(self._fields, self._steps), **self._case))
 
 
 def test_state_machine(subject: Subject) -> None:
     """Any sequence of steps leaves what the plain recurrence over the accepted tokens leaves."""
     domain = subject.domain("serve")
     chosen = palette(make_serve, 0, subject.palette, domain) if subject.palette else None
-    settings = subject.settings(steps=BULK_STEPS if domain.aligned else STEPS)
 
-    class Bound(Serving):
-        def __init__(self) -> None:
-            super().__init__(subject, domain, chosen)
+    def run(settings: hypothesis.settings, seed: int | str, judge: Callable[[Case], None]) -> None:
+        @hypothesis.seed(seed)
+        class Bound(Serving):
+            def __init__(self) -> None:
+                super().__init__(judge, domain, chosen)
 
-    run_state_machine_as_test(Bound, settings=settings)
+        run_state_machine_as_test(Bound, settings=settings)
+
+    subject.search_by(run, steps=BULK_STEPS if domain.aligned else STEPS)
 
 
 def test_drawn_scripts(subject: Subject) -> None:

@@ -17,10 +17,11 @@ from oracle.case import Case
 from oracle.codec import canonical
 from tests.meta.calls import verify_of
 from tests.meta.commands import plug_in
-from tests.meta.test_database_keys import Fake, current
+from tests.meta.test_database_keys import Fake, current, search
 from tests.meta.test_profiles import borrow_conftest, pytest_run
 from tests.profiles import ci, dev, nightly, repro
-from tests.strategies.verify import verify_cases
+from tests.subject import Subject
+from tests.test_serving import test_state_machine as state_machine
 
 Judged = list[Case]
 
@@ -47,12 +48,13 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Jud
         test: str = "test_it[fake]",
         seed: str = "",
         box: float = 0.0,
+        of: Callable[[Subject], None] = search,
     ) -> Judged:
         monkeypatch.setenv("PYTEST_CURRENT_TEST", f"{test} (call)")
         subject = Fake(tmp_path, wrong, box=box, seed=seed)
         subject.name = test.partition("[")[2].rstrip("]")
         with current(profile), suppress(pytest.fail.Exception):
-            subject.search(verify_cases())
+            of(subject)
         return subject.judged
 
     return cases
@@ -62,12 +64,18 @@ def told(cases: Judged) -> list[bytes]:
     return [canonical(case) for case in cases]
 
 
-@pytest.mark.parametrize(("make", "examples"), [(dev, 25), (ci, 100), (nightly, 200)])
+@pytest.mark.parametrize(
+    ("make", "examples", "of"),
+    [(dev, 25, search), (ci, 100, search), (nightly, 200, search), (dev, 25, state_machine)],
+)
 def test_the_cases_are_distinct_calls(
-    make: Callable[..., hypothesis.settings], examples: int, judged: Callable[..., Judged]
+    make: Callable[..., hypothesis.settings],
+    examples: int,
+    of: Callable[[Subject], None],
+    judged: Callable[..., Judged],
 ) -> None:
     """But for one a round: of the two that open it, variations of the simplest, one is judged."""
-    found = judged(make(InMemoryExampleDatabase()), seed="1")
+    found = judged(make(InMemoryExampleDatabase()), seed="1", of=of)
     assert len(found) == examples
     assert len({repr(case.call) for case in found}) >= examples - ceil(examples / ROUND)
 
@@ -85,10 +93,17 @@ def test_the_seed_or_the_name_says_what_is_drawn(judged: Callable[..., Judged]) 
     assert drawn(fixed) == same
     assert drawn(fixed, test="test_it[other@2]") == same
     assert drawn(fixed, test="test_other[fake]") != same
-    seeded = drawn(dev, seed="3")
-    assert drawn(dev, seed="3") == seeded
-    assert drawn(dev, seed="4") != seeded
     assert drawn(dev) != drawn(dev)
+
+
+@pytest.mark.parametrize("of", [search, state_machine])
+def test_an_option_says_what_is_drawn(of: Callable[[Subject], None], judged: Callable[..., Judged]) -> None:
+    def drawn(seed: str) -> list[bytes]:
+        return told(judged(dev(InMemoryExampleDatabase()), seed=seed, of=of))
+
+    seeded = drawn("3")
+    assert drawn("3") == seeded
+    assert drawn("4") != seeded
 
 
 def test_what_is_remembered_comes_first_and_once(judged: Callable[..., Judged]) -> None:
