@@ -40,22 +40,31 @@ def check(case: Case, implementation: Implementation, device: Device, watch: Wat
         ar = arithmetic(seen.arithmetic, device.name)
         problems = split(case, run.expected, seen, implementation, device, ar, watch)
         return replace(verdict, problems=problems)
-    other = _run_image(case, values, run, implementation, device, watch)
+    related = image(case)
+    other = _run_image(
+        related, values, run, implementation, device, watch, replayed=isinstance(case.relation, Graph)
+    )
     second = other.verdict
     ratios = {name: max(ratio, second.ratios.get(name, 0.0)) for name, ratio in verdict.ratios.items()}
-    problems = second.problems or tuple(disagreements(case, run.expected, seen, other.seen))
+    problems = second.problems or tuple(disagreements(case, related.call, run.expected, seen, other.seen))
     if problems and second.ok:
         told = f"relation {type(case.relation).__name__}: where the case and its image differ"
-        watch(replace(run, what=told, differs=differing(case, run.expected, seen, other.seen)))
+        watch(replace(run, what=told, differs=differing(case, related.call, run.expected, seen, other.seen)))
     return Verdict(max(verdict.ratio, second.ratio), ratios, problems, verdict.path)
 
 
 def _run_image(
-    case: Case, values: Values, run: Run, implementation: Implementation, device: Device, watch: Watch
+    related: Case,
+    values: Values,
+    run: Run,
+    implementation: Implementation,
+    device: Device,
+    watch: Watch,
+    *,
+    replayed: bool,
 ) -> Run:
     """The image's run. Where the call is the same, so are values and expectations: memory changes neither."""
-    related = image(case)
-    same = related.call is case.call
+    same = related.call is run.call
     return _run(
         related,
         values if same else build(related),
@@ -63,7 +72,7 @@ def _run_image(
         device,
         watch,
         expected=run.expected if same else None,
-        replayed=isinstance(case.relation, Graph),
+        replayed=replayed,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from oracle.calls import AnyCall
 from oracle.calls.base import Place
-from oracle.case import Case, Hostile, Permute, Prefix, image
+from oracle.case import Case, Hostile, Permute, Prefix
 from oracle.expectation import Expected, Observation
 from oracle.judge import Problem, same_bits
 
@@ -69,9 +69,14 @@ def _pairs(case: Case, other: AnyCall, name: str, first: Observation, second: Ob
             yield _Pair(m.row, here, a, b, ~same_bits(a, b, any_nan=True))
 
 
-def differing(case: Case, expected: Expected, first: Observation, second: Observation) -> dict[str, Tensor]:
-    """Per tensor with any, which cells of the case do not hold the bits that its image has."""
-    found, other = {}, image(case).call
+def differing(
+    case: Case, other: AnyCall, expected: Expected, first: Observation, second: Observation
+) -> dict[str, Tensor]:
+    """Per tensor with any, which cells of the case do not hold the bits that its image has.
+
+    ``other`` is the call of ``image(case)``; ``first`` is the case's observation, ``second`` the image's.
+    """
+    found = {}
     for name in expected.cells.keys() & second.after.keys():
         wrong = torch.zeros(first.after[name].shape, dtype=torch.bool)
         for pair in _pairs(case, other, name, first, second):
@@ -81,9 +86,14 @@ def differing(case: Case, expected: Expected, first: Observation, second: Observ
     return found
 
 
-def disagreements(case: Case, expected: Expected, first: Observation, second: Observation) -> list[Problem]:
-    """Cells that the relation of ``case`` pairs and that do not hold the same bits."""
-    problems, other = [], image(case).call
+def disagreements(
+    case: Case, other: AnyCall, expected: Expected, first: Observation, second: Observation
+) -> list[Problem]:
+    """Cells that the relation of ``case`` pairs and that do not hold the same bits.
+
+    ``other`` is the call of ``image(case)``; ``first`` is the case's observation, ``second`` the image's.
+    """
+    problems = []
     for name, cells in expected.cells.items():
         if name not in second.after:
             continue  # an output that only the case has

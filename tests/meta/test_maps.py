@@ -25,7 +25,7 @@ from ci.runs import Run
 from impl.devices.registry import open_device
 from impl.registry import resolve
 from oracle.calls.verify import Verify
-from oracle.case import Case, Permute
+from oracle.case import Case, Permute, image
 from oracle.codec import dumps
 from oracle.judge import Verdict, judge
 from oracle.relations import differing, disagreements
@@ -223,16 +223,16 @@ def test_relations_are_mapped() -> None:
     first, second = runs_of(case)
     assert first.ok
     assert second.ok
-    assert differing(case, first.expected, first.seen, second.seen) == {}
+    assert differing(case, image(case).call, first.expected, first.seen, second.seen) == {}
     other = spoiled(second, "out", lambda out: out[0, 2].add_(1e-9).mul_(1.01))
-    found = differing(case, first.expected, first.seen, other.seen)
+    found = differing(case, image(case).call, first.expected, first.seen, other.seen)
     run = replace(first, differs=found)
     assert not run.ok
     assert tables(run, "out")["row by head"] == {
         **dict(zip(ROWS, ("...", "..~", "..."), strict=True)),
         "padding 2 tokens": "---",
     }
-    (problem,) = disagreements(case, first.expected, first.seen, other.seen)
+    (problem,) = disagreements(case, image(case).call, first.expected, first.seen, other.seen)
     assert (problem.tensor, problem.count) == ("out", int(found["out"].sum())) == ("out", 8)
 
 
@@ -240,7 +240,7 @@ def test_planes_against_the_plain_convolution_are_mapped() -> None:
     case = load(locate("88c2e76c")[0]).case
     first, second = runs_of(case)
     other = spoiled(second, "out", lambda out: out[3, 70].add_(1.0))
-    found = differing(case, first.expected, first.seen, other.seen)
+    found = differing(case, image(case).call, first.expected, first.seen, other.seen)
     assert torch.nonzero(found["out"]).tolist() == [[1, 3, 6]]
 
 
