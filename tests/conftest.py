@@ -127,10 +127,15 @@ def _asks(item: pytest.Item, fixture: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Saved cases first: they tell most in the least time. Then files with slow tests: none may come last.
-    # What is of an implementation stays together, since another one means another process.
-    slow = {item.path for item in items if item.get_closest_marker("slow") and not _asks(item, "subject")}
-    items.sort(key=lambda item: (not _asks(item, "case_file"), item.path not in slow))
+    # Saved cases first: they tell most in the least time. Then what else is of an implementation, which stays
+    # together, since another one means another process. Then files with slow tests: none may come last.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def rank(item: pytest.Item) -> int:
+        firsts = (_asks(item, "case_file"), _asks(item, "subject"), item.path in slow, True)
+        return firsts.index(True)
+
+    items.sort(key=rank)
     if config.getoption("--replay"):
         kept = [item for item in items if _asks(item, "case_file")]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -199,7 +199,7 @@ def test_slow(): pass
 """
 
 
-def test_saved_cases_come_first_and_slow_files_next(tmp_path: Path) -> None:
+def test_saved_cases_come_first_then_implementations_then_slow_files(tmp_path: Path) -> None:
     """No worker is left alone with what takes long, and the tests of a file stay together."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     borrow_conftest(tmp_path)
@@ -208,11 +208,13 @@ def test_saved_cases_come_first_and_slow_files_next(tmp_path: Path) -> None:
     (tmp_path / "test_c.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef case_file(): pass\n\ndef test_saved(case_file): pass\n"
     )
+    (tmp_path / "test_d.py").write_text("def test_property(subject): pass\n")
     done = pytest_run(tmp_path, "--collect-only")
     assert done.returncode == 0, done
     found = [line for line in done.stdout.splitlines() if "::" in line]
     assert found == [
         "test_c.py::test_saved",
+        "test_d.py::test_property[triton]",
         "test_b.py::test_plain",
         "test_b.py::test_slow",
         "test_a.py::test_plain",
