@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ except interpreter.CompilerLoadedError as error:
     pytest.skip(f"needs the interpreter; found: {error}", allow_module_level=True)
 
 import triton.language as tl
+from triton.runtime import interpreter as upstream
 
 from tests.meta import interpreter_kernels as kernels
 
@@ -260,6 +264,82 @@ def test_speedups_change_no_bit() -> None:
     finally:
         interpreter.speedups()
     assert torch.equal(recurrence(), slow)
+
+
+TYPES = (
+    *(tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.int1, tl.int8, tl.int16, tl.int32, tl.int64),
+    *(tl.uint8, tl.uint16, tl.uint32, tl.uint64),
+)
+NUMBERS = (0, 1, -1, 7, 300, 2**40, True, False, 0.0, -0.0, 2.5, 1e300, float("inf"), float("nan"))
+SHAPES: tuple[tuple[int, ...], ...] = ((), (4,), (2, 4), (2, 1))
+OPERATIONS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("add", "sub", "mul"), (True,)),
+    **dict.fromkeys(("truediv", "floordiv", "mod", "less_than", "equal", "and_"), ()),
+    "minimum": (tl.PropagateNan.NONE,),
+}
+
+
+def tensor_of(kind: tl.dtype, shape: tuple[int, ...]) -> tl.tensor:
+    data = np.array([3, 1, 0, 5, 2, 1, 7, 4])[: int(np.prod(shape))].reshape(shape or (1,))
+    made = upstream.TensorHandle(data.astype(np.int32), tl.int32)
+    whole = tl.block_type(tl.int32, list(shape)) if shape else tl.int32
+    return upstream.interpreter_semantic.cast(tl.tensor(made, whole), kind)
+
+
+def told(make: Callable[[], Any]) -> tuple[Any, ...]:
+    """What comes of an operation, to the bit, or of what kind its error is."""
+    try:
+        with np.errstate(all="ignore"):
+            result = make()
+    except Exception as error:
+        return (type(error),)
+    data = result.handle.data
+    return str(result.type), str(result.handle.dtype), data.dtype, data.shape, data.tobytes()
+
+
+def everything(name: str) -> dict[str, tuple[Any, ...]]:
+    """An operation of tensors of all types and some shapes with each other, and with numbers beside them."""
+    function, more = getattr(upstream.interpreter_semantic, name), OPERATIONS[name]
+    tensors = {(kind.name, shape): tensor_of(kind, shape) for kind in TYPES for shape in SHAPES}
+    found = {}
+    for one, x in tensors.items():
+        for other, y in tensors.items():
+            found[f"{one} {other}"] = told(partial(function, x, y, *more))
+        for number in NUMBERS:
+            found[f"{one} {number!r}"] = told(partial(function, x, number, *more))
+            found[f"{number!r} {one}"] = told(partial(function, number, x, *more))
+    return found
+
+
+def test_speedups_change_no_operation() -> None:
+    """Nor its type, its shape or its error; what one operation taught is not taken for another."""
+    try:
+        interpreter.speedups(False)
+        slow = {name: everything(name) for name in OPERATIONS}
+    finally:
+        interpreter.speedups()
+    for name in (*OPERATIONS, *reversed(OPERATIONS)):
+        assert everything(name) == slow[name], name
+    assert all(len({result[0] for result in found.values()}) > 4 for found in slow.values())
+
+
+def test_speedups_change_no_conversion() -> None:
+    def conversions() -> dict[str, tuple[Any, ...]]:
+        cast = upstream.interpreter_semantic.cast
+        return {
+            f"{one} {other} {shape} {more}": told(partial(cast, tensor_of(one, shape), other, *more))
+            for one in TYPES
+            for other in TYPES
+            for shape in SHAPES
+            for more in ((), (None,), ("rtz",))
+        }
+
+    try:
+        interpreter.speedups(False)
+        slow = conversions()
+    finally:
+        interpreter.speedups()
+    assert conversions() == slow
 
 
 def test_a_launch_leaves_the_language_as_it_was() -> None:

@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
 
+from ._operands import make_cast, make_checking, make_unwrapping
 from ._patching import Patches
 
 
@@ -44,7 +45,9 @@ class _LanguagePatch:
         first: dict[tuple[int, str], tuple[object, str, object]] = {}
         for owner, name, original in scope._changes:
             first.setdefault((id(owner), name), (owner, name, original))
-        self._changes = [(o, name, original, vars(o)[name]) for o, name, original in first.values()]
+        self._changes = [
+            (o, name, original, _lean(original, vars(o)[name])) for o, name, original in first.values()
+        ]
 
     def restore(self) -> None:
         """Put the language back as it was before the launch."""
@@ -54,6 +57,24 @@ class _LanguagePatch:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+
+
+_BUILTIN = tl.core.builtin(lambda: None).__code__
+"""Of what upstream's decorator makes of a function: it asks for ``_semantic`` and calls the function."""
+
+
+def _lean(original: Any, patched: Any) -> Any:
+    """Upstream's patch of a builtin, without the two calls that only hand ``_semantic`` on."""
+    ours = getattr(patched, "__kwdefaults__", None) == {"member": original}
+    if not ours or getattr(original, "__code__", None) is not _BUILTIN:
+        return patched
+    function, semantic = original.__wrapped__, upstream.interpreter_semantic
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _on_host(value: Any) -> bool:
@@ -117,14 +138,6 @@ def _make_broadcast(inner: Callable) -> Callable:
     return broadcast
 
 
-def _make_cast(inner: Callable) -> Callable:
-    # Upstream asks this too, by comparing types that are nearly always one object.
-    def cast(self: Any, value: tl.tensor, kind: tl.dtype, *rounding: Any, **named: Any) -> tl.tensor:
-        return value if value.type.scalar is kind.scalar else inner(self, value, kind, *rounding, **named)
-
-    return cast
-
-
 def apply(patches: Patches) -> None:
     """Install the speedups.
 
@@ -173,5 +186,7 @@ def apply(patches: Patches) -> None:
     patches.wrap(upstream, "_get_np_dtype", make_dtypes)
     patches.wrap(tl.tensor, "__init__", _make_tensor_init)
     patches.wrap(tl.block_type, "__init__", _make_block_init)
+    patches.wrap(TritonSemantic, "binary_op_type_checking_impl", make_checking)
     patches.wrap(TritonSemantic, "broadcast_impl_value", _make_broadcast)
-    patches.wrap(TritonSemantic, "cast", _make_cast)
+    patches.wrap(TritonSemantic, "cast", make_cast)
+    patches.wrap(tl.core, "_unwrap_if_constexpr", make_unwrapping)
