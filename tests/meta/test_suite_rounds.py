@@ -1,5 +1,6 @@
 """The suite's properties draw in rounds: many different cases, by the seed, after those remembered."""
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil, inf
@@ -10,6 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import Phase
 from hypothesis.database import InMemoryExampleDatabase
+from hypothesis.errors import StopTest
 
 from ci.check import crashed
 from ci.query import Offer
@@ -171,6 +173,20 @@ def test_a_process_killed_while_shrinking_loses_no_failure(
     (saved,) = tmp_path.rglob("*.json")
     assert saved.name.startswith("fake-value-")
     assert verify_of(read(saved).case).value_dim == 32
+
+
+def test_no_script_is_judged_that_hypothesis_has_given_up(judged: Callable[..., Judged]) -> None:
+    """It would be told of a failure in vain: the test would pass."""
+    given_up: list[bool] = []
+
+    def wrong(_: Case) -> bool:
+        given_up.append(isinstance(sys.exc_info()[1], StopTest))
+        return False
+
+    for seed in ("1", "2"):
+        judged(dev(InMemoryExampleDatabase()), wrong, seed=seed, of=state_machine)
+    assert len(given_up) == 50
+    assert not any(given_up)
 
 
 def two_dimensions(case: Case) -> bool:
