@@ -104,3 +104,8 @@ def _run(
 def crashed(text: str, kind: str = "crash") -> Verdict:
     """The verdict on a run that did not return: the process died, or had to be stopped."""
     return Verdict(math.inf, problems=(Problem(kind, text=text),))
+
+
+def died(verdict: Verdict) -> bool:
+    """Whether the process that ran the case died, or had to be stopped."""
+    return any(problem.kind in ("crash", "hang") for problem in verdict.problems)

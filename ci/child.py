@@ -10,6 +10,7 @@ print goes to standard error, and what they read is empty.
 import gc
 import mmap
 import os
+import signal
 import struct
 import sys
 import traceback
@@ -67,7 +68,8 @@ class Reply(msgspec.Struct, frozen=True):
 
     All empty in answer to a ``Hello``: ready. ``died`` is the exit code of a process that ended
     while it judged the case; the one that replies has everything loaded and goes on.
-    ``unwritable`` says why a dump is not there. ``number`` is that of the request.
+    ``unwritable`` says why a dump is not there. ``number`` is that of the request, and 0 where a
+    process died by itself between two: nobody asked for that reply.
     """
 
     verdict: Verdict | None = None
@@ -170,7 +172,7 @@ def _restore_after_deaths(replies: IO[bytes], at_work: mmap.mmap) -> None:
 
     A copy has everything loaded: a crash costs milliseconds, and shrinking one hundreds of them.
     ``at_work`` is memory that they share, with the number of the request that a copy is answering:
-    one that dies between two, killed from outside, owes no reply.
+    one that is killed between two, from outside, owes no reply.
     Not for a GPU: a CUDA context does not survive a fork.
     """
     adopt_orphans()
@@ -185,7 +187,7 @@ def _restore_after_deaths(replies: IO[bytes], at_work: mmap.mmap) -> None:
             os._exit(0)  # the input ended
         kill_children()  # what a kernel started must not outlive its case
         (number,) = _NUMBER.unpack_from(at_work)
-        if number:
+        if number or code != -signal.SIGKILL:
             _NUMBER.pack_into(at_work, 0, 0)
             send(replies, Reply(died=code, number=number))
 

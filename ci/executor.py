@@ -62,7 +62,8 @@ class Executor:
 
     ``check`` never raises for what a kernel does: a dead child gives a verdict of kind
     ``crash`` and a silent one, after ``timeout`` seconds, of kind ``hang``. Either way the
-    next case gets a new child. ``journal`` is told what runs, and a
+    next case gets a new child. One that died by itself between two cases is a ``crash`` of the
+    next; one that was killed then says nothing of either. ``journal`` is told what runs, and a
     ``sanitizer`` watches it; ``python`` is the child's interpreter, and ``environment`` what its
     variables have on top of ours. Use it as a context manager, in one thread: the child ends with
     the thread that started it.
@@ -101,6 +102,8 @@ class Executor:
 
     def start(self) -> None:
         """Have the implementation loaded, if it is not yet; ``UnavailableError`` if it cannot be."""
+        if self._child is not None and _killed(self._child.pid):
+            self.close()
         if self._child is not None:
             return
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
@@ -276,7 +279,9 @@ class Executor:
             send(self._child.stdin, message)
         except BrokenPipeError:
             return self._died()
-        reply = self._reply(number, time.monotonic() + timeout, timeout)
+        # Of a dump only the call itself is a kernel's affair.
+        wanted = (0, number) if isinstance(message, Judge) else (number,)
+        reply = self._reply(wanted, time.monotonic() + timeout, timeout)
         if isinstance(reply, Verdict):
             return reply
         if reply.unavailable:
@@ -284,14 +289,19 @@ class Executor:
         if reply.broken:
             raise SuiteError(reply.broken)
         if reply.died is not None:
-            self._judged = 0
-            return crashed(ending(reply.died, self._last_words()))
+            told = ending(reply.died, self._last_words())
+            if reply.number:
+                self._judged = 0
+                return crashed(told)
+            self.close()  # the message waits in it for a copy to answer
+            return crashed(f"after the case before this one {told}")
         return reply
 
-    def _reply(self, number: int, deadline: float, timeout: float) -> Reply | Verdict:
-        """The reply to the request of this number, or the verdict on a child that did not give one.
+    def _reply(self, wanted: tuple[int, ...], deadline: float, timeout: float) -> Reply | Verdict:
+        """The first reply of one of these numbers, or the verdict on a child that did not give one.
 
-        One of another number is late: its process died once it had answered.
+        One of another number is late: its process died once it had answered. One of none says that a
+        process died before it read the request.
         """
         while True:
             data = self._receive(deadline, timeout)
@@ -302,7 +312,7 @@ class Executor:
             except msgspec.DecodeError:
                 self.close()
                 return crashed("the process wrote into the channel of the suite")
-            if reply.number == number:
+            if reply.number in wanted:
                 return reply
 
     def _receive(self, deadline: float, timeout: float) -> bytes | Verdict:
@@ -359,6 +369,12 @@ def _sidecar(case: Case) -> str:
 
 def _out_of_memory(verdict: Verdict) -> bool:
     return any(p.kind == "raised" and "out of memory" in p.text for p in verdict.problems)
+
+
+def _killed(pid: int) -> bool:
+    """Whether our child has been killed from outside; the system does it where memory runs out."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found is not None and (found.si_code, found.si_status) == (os.CLD_KILLED, signal.SIGKILL)
 
 
 def _ended(pid: int) -> bool:

@@ -21,7 +21,7 @@ from oracle.codec import CaseError, content
 from oracle.judge import STAGES, Verdict
 
 LIST = CORPORA / "known.toml"
-ALL_STAGES = (*STAGES, "frame", "path", "stray", "raised", "crash", "hang", "leak", "sanitizer")
+ALL_STAGES = (*STAGES, "frame", "path", "schedule", "stray", "raised", "crash", "hang", "leak", "sanitizer")
 """What a verdict may name as the first stage to diverge."""
 
 

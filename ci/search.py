@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import SearchStrategy
 
+from ci.check import died
 from ci.minimize import minimize, signature
 from ci.rounds import ROUND, Rounds, drawn_from
 from ci.worst.near import Nearness
@@ -283,7 +284,7 @@ class Recorder:
         Whoever killed it from outside must not decide what the smallest case is.
         """
         verdict = self._search.judge(case)
-        if self.failure is not None and _died(verdict) and not _died(self.failure.verdict):
+        if self.failure is not None and died(verdict) and not died(self.failure.verdict):
             verdict = self._search.judge(case)
         return verdict
 
@@ -368,7 +369,3 @@ class Recorder:
         self._part.digest = self._hash.hexdigest()
         self._report(time.monotonic())
         return self._whole
-
-
-def _died(verdict: Verdict) -> bool:
-    return any(problem.kind in ("crash", "hang") for problem in verdict.problems)

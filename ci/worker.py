@@ -100,6 +100,8 @@ class _Stop:
     def check(self, case: Case) -> Verdict:
         """The executor's verdict; ``TerminatedError`` in place of whatever came of a stop."""
         assert self.executor is not None
+        if self.asked:  # between two cases; the executor would start another process
+            raise TerminatedError
         try:
             return self.executor.check(case)
         finally:

@@ -61,6 +61,7 @@ def observe(
         device=device.name,
         arithmetic=implementation.arithmetic,
         differs=differs,
+        returned={f"{told.name} and {other.name}": other.returned for other in runs if other is not told},
     )
 
 
@@ -90,7 +91,8 @@ def _run(
         if isinstance(returned, Launched):
             returned.check()
             declined = returned.declined
-        returned = {name: tensor.detach().cpu() for name, tensor in returned.items()}
+        # A copy: the callee may use the memory again for its next call.
+        returned = {name: tensor.detach().to("cpu", copy=True) for name, tensor in returned.items()}
         path = DECLINED if declined else one_line(implementation.path())
     except Exception as error:  # whatever a kernel raises is its result
         place = f" (schedule {variant.name})" if variant.name else ""

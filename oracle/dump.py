@@ -73,16 +73,16 @@ def dumping(
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = _flat(signature.bind(*args, **kwargs))
-        wanted = not _capturing() and when(arguments)
-        number = next(numbers, None) if wanted else None
-        if number is not None:
-            path = Path(folder) / f"{operation}-{os.getpid()}-{number}{SUFFIX}"
-            try:
+        try:
+            arguments = _flat(signature.bind(*args, **kwargs))
+            wanted = not _capturing() and when(arguments)
+            number = next(numbers, None) if wanted else None
+            if number is not None:
+                path = Path(folder) / f"{operation}-{os.getpid()}-{number}{SUFFIX}"
                 dump(path, operation, arguments)
                 print(f"kdafuzz: dumped {path}", file=sys.stderr)
-            except Exception as error:  # whatever it is, the model goes on
-                print(f"kdafuzz: not dumped: {error}", file=sys.stderr)
+        except Exception as error:  # whatever it is, the condition's too, the model goes on
+            print(f"kdafuzz: not dumped: {error}", file=sys.stderr)
         return function(*args, **kwargs)
 
     return call

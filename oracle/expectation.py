@@ -1,6 +1,6 @@
 """What the oracle expects of memory after a call, and what a run left there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -61,7 +61,8 @@ class Observation:
 
     ``raised`` is the one-line description of an exception; then the tensors are whatever the
     call left. ``path`` names the code path taken where the implementation tells. ``differs`` says
-    where memory depends on the schedule, on a device that runs several.
+    where memory depends on the schedule, on a device that runs several; ``returned`` is what the
+    callee allocated in others than the one of ``after``, by the names of both.
     """
 
     before: dict[str, Tensor]
@@ -72,3 +73,4 @@ class Observation:
     device: str = "cpu"
     arithmetic: str = "sequential-fp32"
     differs: str = ""
+    returned: dict[str, dict[str, Tensor]] = field(default_factory=dict)

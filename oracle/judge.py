@@ -12,6 +12,7 @@ measures the arithmetic alone, whatever the precision of the store.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -123,7 +124,9 @@ def judge(expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]
     problems += [Problem("raised", text=f"the call returned no {name}") for name in sorted(missing)]
     problems.sort(key=lambda p: STAGES.index(p.stage) if p.stage in STAGES else len(STAGES))
     problems += _judge_path(expected.path, seen.path)
-    problems += [Problem("schedule", text=seen.differs)] if seen.differs else []
+    problems += [
+        Problem("schedule", text=text) for text in (seen.differs, *_returned(expected, seen)) if text
+    ]
     problems += [
         Problem(
             "stray",
@@ -132,6 +135,23 @@ def judge(expected: Expected, seen: Observation, axes: dict[str, tuple[str, ...]
         for s in seen.strays
     ]
     return Verdict(max(ratios.values(), default=0.0), ratios, tuple(problems), seen.path)
+
+
+def _returned(expected: Expected, seen: Observation) -> Iterator[str]:
+    """Where defined cells of what the callee allocates depend on the schedule: the others are free."""
+    for schedules, tensors in seen.returned.items():
+        for name, other in tensors.items():
+            here, cells = seen.after[name], expected.cells.get(name)
+            if cells is None or here.shape != cells.written.shape:
+                continue  # judged as that
+            if other.shape != here.shape:
+                yield f"schedules {schedules} return {name} in different shapes"
+                continue
+            wrong = cells.written & ~same_bits(here, other)
+            if bool(wrong.any()):
+                index = ", ".join(str(int(i)) for i in torch.nonzero(wrong)[0])
+                count = f"{int(wrong.sum())} of its {wrong.numel()} elements"
+                yield f"schedules {schedules} return different bytes, first at {name}[{index}], {count}"
 
 
 def _judge_path(expected: str, seen: str) -> list[Problem]:

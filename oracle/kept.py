@@ -13,7 +13,8 @@ def kept(method: Callable[[S], R]) -> Callable[[S], R]:
 
     ``functools.cached_property`` takes a lock in Python 3.11, which costs more than what is kept here.
     """
-    name = f"_{method.__name__}"
+    # No attribute has such a name: what is kept hides none, nor what a method of a base class keeps.
+    name = f"kept {method.__qualname__}"
 
     @wraps(method)
     def result(self: S) -> R:

@@ -13,6 +13,7 @@ from hypothesis import Phase
 from hypothesis.strategies import SearchStrategy
 
 from ci.asked import default_palette
+from ci.check import died
 from ci.database import KeyedDatabase
 from ci.executor import Executor
 from ci.failures import replay_line, save
@@ -62,6 +63,8 @@ class Subject:
         self._executor = Executor(name, device, journal=Journal(save_to, name, device))
         self._last: tuple[str, Path | None] = ("", None)
         self._failing: Case | None = None
+        self._dies = False
+        """Whether the process of the case that failed last in this search dies."""
         self._time_box, self._seed = time_box, seed
         self.palette = default_palette(device, 25)
 
@@ -100,6 +103,7 @@ class Subject:
 
     def _search(self, rounds: Rounds, profile: hypothesis.settings) -> None:
         """Replay, then draw; the profile is that of the running test."""
+        self._failing = None
         end = time.monotonic() + self._time_box
         drawing = Phase.generate in profile.phases
         try:
@@ -148,6 +152,16 @@ class Subject:
         self.ledger.judged(verdict, time.monotonic() - start, known=known)
         return verdict
 
+    def _verdict(self, case: Case) -> Verdict:
+        """The verdict; while another kind of failure is shrunk, a process that died is asked twice.
+
+        Whoever killed it from outside must not decide what the smallest case is.
+        """
+        verdict = self.check(case)
+        if hypothesis.currently_in_test_context() and self._failing and died(verdict) and not self._dies:
+            verdict = self.check(case)
+        return verdict
+
     def alone(self, case: Case) -> Verdict:
         """The verdict on a case as the only one of a new process."""
         return self._executor.alone(case)
@@ -158,7 +172,7 @@ class Subject:
         A known finding is no failure: in a search it is an event and the search goes on, in a
         test of single cases it ends the test as an expected failure. Without ``excuse`` it is one.
         """
-        verdict = self.check(case)
+        verdict = self._verdict(case)
         known = self.known if excuse else ()
         finding = explained(known, self.name, self.offer.version, case, verdict)
         if hypothesis.currently_in_test_context():
@@ -174,7 +188,7 @@ class Subject:
             found = {"implementation": self.name, "device": self.device}
             path = self._save(case, verdict, found)
             self.ledger.saved(str(path), replay_line(path, self.name, self.device))
-            self._failing = case
+            self._failing, self._dies = case, died(verdict)
             added = "" if hypothesis.currently_in_test_context() else self._unless_alone()
             told = "\n".join(describe(case, verdict, path, self.name, self.device))
             pytest.fail(told + added, pytrace=False)

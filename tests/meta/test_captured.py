@@ -450,6 +450,9 @@ def test_dumping_leaves_the_function_as_it_is(tmp_path: Path, capsys: pytest.Cap
     broken = dumping("verify", verify, tmp_path / "none")
     assert broken(**arguments | {"query_start_loc": None}) == len(arguments)
     assert "kdafuzz: not dumped: " in capsys.readouterr().err
+    unsure = dumping("verify", verify, tmp_path / "none", when=lambda given: given["absent"] == 2)
+    assert unsure(**arguments) == len(arguments)
+    assert "kdafuzz: not dumped: 'absent'" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     with pytest.raises(ValueError, match="no operation 'serve' to dump"):
         dump(tmp_path / "serve", "serve", {})

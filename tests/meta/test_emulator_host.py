@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -32,6 +33,7 @@ from oracle.calls.commit import Commit
 from oracle.calls.fused_verify import FusedVerify
 from oracle.calls.verify import Verify
 from oracle.case import Case, Graph
+from oracle.judge import Problem
 from oracle.layout import Layout
 from tests.meta import zoo
 
@@ -393,6 +395,28 @@ def test_bytes_that_depend_on_the_schedule_are_a_problem(device: Any) -> None:
     )
     (problem,) = check(VERIFY, subject(step), device).problems
     assert (problem.kind, problem.text) == ("schedule", found.differs)
+
+
+def test_so_are_those_that_the_callee_allocated(device: Any) -> None:
+    """Of these, only defined cells: what lies in the others is nobody's."""
+    from ci.check import check
+
+    case = Case(call=msgspec.structs.replace(VERIFY.call, own_out=False, tail=1), seed=5)
+
+    def depends(token: int) -> tuple[Problem, ...]:
+        def step(out: torch.Tensor, _: object) -> None:
+            out[0, 3:] = 0.0
+            if settings.current().schedule.mode == "lazy":
+                out[0, token, 0, 2] += 1.0
+
+        return check(case, subject(step), device).problems
+
+    (problem,) = depends(1)
+    assert problem.kind == "schedule"
+    assert problem.text == (
+        "schedules eager and lazy return different bytes, first at out[1, 0, 2], 1 of its 32 elements"
+    )
+    assert depends(3) == ()
 
 
 def test_an_error_names_its_schedule(device: Any) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import struct
 import threading
 import time
@@ -141,13 +142,13 @@ def test_what_is_no_fault(own: Path, step: int) -> None:
     assert gone(own)
 
 
-def test_a_child_killed_from_outside_between_cases(menu: Executor) -> None:
+@pytest.mark.parametrize(("number", "found"), [(signal.SIGKILL, "right"), (signal.SIGABRT, "crash")])
+def test_a_child_that_ends_between_cases(menu: Executor, number: int, found: str) -> None:
+    """Killed from outside it says nothing of the next case; what it dies of by itself is told."""
     assert menu.check(RIGHT).ok
-    assert menu._child is not None
-    os.kill(menu._child.pid, 9)
-    os.waitid(os.P_PID, menu._child.pid, os.WEXITED | os.WNOWAIT)
-    verdict = menu.check(RIGHT)
-    assert "SIGKILL" in verdict.problems[0].text
+    os.kill(menu.pid, number)
+    os.waitid(os.P_PID, menu.pid, os.WEXITED | os.WNOWAIT)
+    assert told(menu.check(RIGHT)) == found
     assert menu.check(RIGHT).ok
 
 
@@ -175,6 +176,19 @@ def test_a_copy_killed_between_cases_owes_no_reply(menu: Executor, folder: Path)
         time.sleep(0.01)
     asked = [RIGHT, ordered(1), RIGHT, RIGHT, ordered(1)]
     assert [told(menu.check(case)) for case in asked] == ["right", "raised", "right", "right", "raised"]
+
+
+def test_a_copy_that_dies_by_itself_between_cases_is_told(menu: Executor, folder: Path) -> None:
+    """What a kernel leaves may do so; on a GPU, where there is no copy, it is told as well."""
+    assert menu.check(RIGHT).ok
+    copy = copy_of(menu, folder)
+    assert menu.check(ordered(24)).ok
+    while copy_of(menu, folder) == copy:
+        time.sleep(0.01)
+    verdict = menu.check(RIGHT)
+    assert [problem.kind for problem in verdict.problems] == ["crash"]
+    assert verdict.problems[0].text.startswith("after the case before this one the process died of SIGSEGV")
+    assert [told(menu.check(case)) for case in (ordered(1), RIGHT)] == ["raised", "right"]
 
 
 def test_a_copy_killed_at_work_is_a_crash_of_its_case(menu: Executor, folder: Path) -> None:

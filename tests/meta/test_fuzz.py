@@ -16,11 +16,12 @@ import pytest
 import ci.fuzz
 from ci.campaign import exit_code
 from ci.fuzz import Run
-from ci.worker import Options, Shard
+from ci.processes import TerminatedError
+from ci.worker import Options, Shard, _Stop
 from impl.contract import Domain, UnavailableError
 from oracle.codec import read
 from tests.meta.calls import verify_of
-from tests.meta.commands import command_line, gone, plug_in, processes_of, tree
+from tests.meta.commands import CASE, command_line, gone, plug_in, processes_of, tree
 
 KEY = ("zoo_outside:right", "verify")
 GROUP, PARENT = "the group", "the parent"
@@ -142,6 +143,18 @@ def test_an_interrupted_run_leaves_nothing_running(
     if saved:
         assert verify_of(read(saved[0]).case).value_dim > 16
         assert f"failing case, perhaps not minimal: {saved[0].relative_to(folder)}" in out
+
+
+def test_a_stop_between_two_cases_starts_nothing(folder: Path) -> None:
+    stop = _Stop()
+    stop.use(KEY[0], Options(KEY[:1], KEY[1:], "cpu", 1, save=folder / "saved"))
+    assert stop.check(CASE).ok
+    stop()
+    assert gone(folder)
+    with pytest.raises(TerminatedError):
+        stop.check(CASE)
+    assert processes_of(folder) == []
+    stop.close()
 
 
 def test_an_interruption_before_anything_ran(folder: Path) -> None:

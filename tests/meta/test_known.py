@@ -12,12 +12,13 @@ import msgspec
 import pytest
 
 from ci.failures import case_id
-from ci.known import Known, explained, named, problems_of, read_known
+from ci.known import ALL_STAGES, Known, explained, named, problems_of, read_known
 from ci.search import Search, run
 from oracle.calls.conv import ConvUpdate
 from oracle.case import Case, Prefix
 from oracle.codec import CaseError, dumps
-from oracle.judge import Problem, Verdict
+from oracle.expectation import Expected, Observation, Stray
+from oracle.judge import Problem, Verdict, judge
 from tests.meta.calls import verify_of
 from tests.meta.commands import CASE, at_a_desk, entry, here, plug_in
 from tests.strategies.verify import verify_cases
@@ -97,6 +98,14 @@ def test_the_image_of_a_case_may_be_what_fails() -> None:
     arguments = ("known_outside", "1.5")
     assert explained([finding], *arguments, full, RAISED) is None
     assert explained([finding], *arguments, msgspec.structs.replace(full, relation=Prefix(1)), RAISED)
+
+
+def test_whatever_a_judge_says_can_be_listed() -> None:
+    """Also what is no step of the algorithm."""
+    seen = Observation({}, {}, strays=(Stray("q", 8, 1),), differs="schedules differ", path="other")
+    verdict = judge(Expected({}, path="this"), seen)
+    assert {problem.kind for problem in verdict.problems} == {"path", "schedule", "stray"}
+    assert {replace(verdict, problems=(problem,)).stage for problem in verdict.problems} <= set(ALL_STAGES)
 
 
 BAD: dict[str, tuple[dict[str, str], str]] = {

@@ -1,5 +1,6 @@
 """The suite's properties draw in rounds: many different cases, by the seed, after those remembered."""
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil, inf
@@ -10,11 +11,14 @@ import hypothesis
 import pytest
 from hypothesis import Phase
 from hypothesis.database import InMemoryExampleDatabase
+from hypothesis.errors import StopTest
 
+from ci.check import crashed
 from ci.query import Offer
 from ci.rounds import ROUND
 from oracle.case import Case
-from oracle.codec import canonical
+from oracle.codec import canonical, read
+from oracle.judge import Verdict
 from tests.meta.calls import verify_of
 from tests.meta.commands import plug_in
 from tests.meta.test_database_keys import Fake, current, search
@@ -140,6 +144,49 @@ def test_a_late_failure_is_shrunk_and_remembered(examples: int, judged: Callable
     assert canonical(first) in failing
     assert len(canonical(first)) < len(failing[0])
     assert (verify_of(first).value_dim, verify_of(first).heads) == (32, 1)
+
+
+class Killed(Fake):
+    """A subject whose process is killed once, so many judgements after the first failure."""
+
+    def __init__(self, folder: Path, at: int) -> None:
+        super().__init__(folder, wide, seed="1")
+        self._left = at
+
+    def check(self, case: Case) -> Verdict:
+        """Wrong with many value channels, or killed."""
+        before = any(map(wide, self.judged))
+        verdict = super().check(case)
+        self._left -= before
+        return crashed("the process died of SIGKILL") if before and self._left == 0 else verdict
+
+
+def test_a_process_killed_while_shrinking_loses_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told and saved is the smallest wrong case, not that of the kill."""
+    monkeypatch.setattr("tests.subject.offer_of", lambda name, device: Offer())
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_it[fake] (call)")
+    subject = Killed(tmp_path, at=9)
+    with current(dev(InMemoryExampleDatabase())), pytest.raises(pytest.fail.Exception, match="stage to"):
+        search(subject)
+    (saved,) = tmp_path.rglob("*.json")
+    assert saved.name.startswith("fake-value-")
+    assert verify_of(read(saved).case).value_dim == 32
+
+
+def test_no_script_is_judged_that_hypothesis_has_given_up(judged: Callable[..., Judged]) -> None:
+    """It would be told of a failure in vain: the test would pass."""
+    given_up: list[bool] = []
+
+    def wrong(_: Case) -> bool:
+        given_up.append(isinstance(sys.exc_info()[1], StopTest))
+        return False
+
+    for seed in ("1", "2"):
+        judged(dev(InMemoryExampleDatabase()), wrong, seed=seed, of=state_machine)
+    assert len(given_up) == 50
+    assert not any(given_up)
 
 
 def two_dimensions(case: Case) -> bool:

@@ -148,6 +148,11 @@ def _leak_a_thread(given: dict[str, Any], out: Tensor) -> Tensor:
     return out
 
 
+def _die_soon(given: dict[str, Any], out: Tensor) -> Tensor:
+    threading.Timer(0.5, ctypes.string_at, (0,)).start()
+    return out
+
+
 def _set_dtype(given: dict[str, Any], out: Tensor) -> Tensor:
     torch.set_default_dtype(torch.float64)
     torch.set_flush_denormal(True)
@@ -195,6 +200,7 @@ STEPS: tuple[Step, ...] = (
     lambda given, out: sys.exit("\x1b[31mbye"),
     lambda given, out: os.write(_reply_channel(), b"\xff" * 64),
     lambda given, out: out.to("meta"),
+    _die_soon,
 )
 """What ``menu`` does, by minus the lower bound."""
 
