@@ -6,6 +6,7 @@ from oracle.calls.commit import PLAN, Commit
 from oracle.case import Case
 from oracle.expectation import Cells, Expected
 from oracle.gate import log_decay
+from oracle.parts import slices
 from oracle.plan import RowPlan
 from oracle.recurrence import fold
 from oracle.tracked import Arithmetic, Tracked, exact
@@ -64,11 +65,13 @@ def _folded(call: Commit, plans: list[RowPlan], values: Values, layer: int, ar: 
     if targets:
         part = torch.tensor([j for j, _, _ in targets])
         slots, tokens = torch.tensor([s for _, s, _ in targets]), torch.tensor([n for _, _, n in targets])
-        S = exact(state[[call.slots[row] for row in rows]])[part]
+        sources = torch.tensor([call.slots[row] for row in rows])[part]
         k, g, u = (x[part] for x in _records(call, values, layer, rows, plans, ar))
-        result = fold(S, k, g, u, tokens, ar)
         written[slots] = True
-        value[slots], bound[slots] = result.v, result.e
+        for n, h in slices(len(targets), call.heads, call.value_dim * call.key_dim):
+            S = exact(state[:, h][sources[n]])
+            result = fold(S, k[n, h], g[n, h], u[n, h], tokens[n], ar)
+            value[:, h][slots[n]], bound[:, h][slots[n]] = result.v, result.e
     return Cells(written, value, bound, "fold")
 
 

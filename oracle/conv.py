@@ -11,6 +11,7 @@ from oracle.calls.conv import ConvPrefill, ConvUpdate, PackedConv
 from oracle.case import Case
 from oracle.expectation import Cells, Expected
 from oracle.layout import DTYPES
+from oracle.parts import in_parts
 from oracle.tracked import Arithmetic, Tracked, exact, in_range
 from oracle.values import Values
 
@@ -79,6 +80,15 @@ def convolve(win: Tensor, weight: Tensor, bias: Tensor | None, *, silu: bool, ar
 
     Products of bf16 numbers are rounded to bf16 first.
     """
+
+    def part(n: slice, c: slice) -> tuple[Tracked]:
+        return (_convolve(win[n, c], weight[c], bias[c] if bias is not None else None, silu=silu, ar=ar),)
+
+    rows, channels, columns = win.shape
+    return in_parts(rows, channels, columns, part)[0]
+
+
+def _convolve(win: Tensor, weight: Tensor, bias: Tensor | None, *, silu: bool, ar: Arithmetic) -> Tracked:
     width = weight.shape[1]
     length = win.shape[2] - width + 1
     acc = exact(bias)[:, None] if bias is not None else None

@@ -25,8 +25,9 @@ from oracle.calls.commit import Commit
 from oracle.calls.verify import Verify
 from oracle.case import Case
 from oracle.expectation import Expected, Observation
-from oracle.judge import Verdict, excess, preimage
+from oracle.judge import Verdict
 from oracle.recurrence import EPS
+from oracle.stored import excess, preimage
 from oracle.values import Values
 from oracle.verify import live_rows
 

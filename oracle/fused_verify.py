@@ -13,6 +13,7 @@ from oracle.conv import convolve
 from oracle.expectation import DECLINED, Cells, Expected
 from oracle.factored import window
 from oracle.gate import log_decay
+from oracle.parts import in_parts
 from oracle.recurrence import normalise, stepwise
 from oracle.tracked import Arithmetic, Tracked, bfloat16, exact
 from oracle.values import Values
@@ -73,11 +74,19 @@ def _verified(
     A_log = exact(values.tensors["A_log"])[:, None, None]  # [H, 1, 1]
     dt_bias = exact(values.tensors["dt_bias"].reshape(H, 1, K))
     g = log_decay(raw_g, A_log, dt_bias, call.lower_bound, ar)
-    state = exact(values.tensors["state"][live.slots])
-    if ar.factored:
-        return window(q, k, v, g, beta, state, ar)
-    result = stepwise(ar.scale(normalise(q, ar), float(K) ** -0.5), normalise(k, ar), v, g, beta, state, ar)
-    return result.u, result.o
+    states = values.tensors["state"]
+
+    def part(n: slice, h: slice) -> tuple[Tracked, Tracked]:
+        state = exact(states[:, h][live.slots[n]])
+        q_n, k_n, v_n, g_n, beta_n = (x[n, h] for x in (q, k, v, g, beta))
+        if ar.factored:
+            return window(q_n, k_n, v_n, g_n, beta_n, state, ar)
+        scaled_q = ar.scale(normalise(q_n, ar), float(K) ** -0.5)
+        result = stepwise(scaled_q, normalise(k_n, ar), v_n, g_n, beta_n, state, ar)
+        return result.u, result.o
+
+    u, o = in_parts(len(live.rows), H, call.value_dim * K, part)
+    return u, o
 
 
 def _tokens(x: Tensor, live: LiveRows) -> Tracked:

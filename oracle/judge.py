@@ -14,16 +14,14 @@ measures the arithmetic alone, whatever the precision of the store.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 import torch
 
 from oracle.expectation import DECLINED, Cells, Expected, Observation
+from oracle.parts import PART
+from oracle.stored import bits, over_bound, same_bits
 
 Tensor = torch.Tensor
-NARROW = {torch.bfloat16: 128.0, torch.float16: 16.0}
-"""Stores that round, and log2 of the first power of two past their range."""
-INTEGER_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -162,92 +160,6 @@ def _judge_path(expected: str, seen: str) -> list[Problem]:
     return [Problem("path", text=f"this memory asks for the path {expected}; taken: {seen or 'another'}")]
 
 
-def bits(x: Tensor) -> Tensor:
-    """The elements' bits as integers of their size."""
-    return x.contiguous().view(INTEGER_OF[x.element_size()])
-
-
-def same_bits(a: Tensor, b: Tensor, *, any_nan: bool = False) -> Tensor:
-    """Elementwise equality of bits; with ``any_nan`` two NaNs agree whatever their payload."""
-    same = bits(a) == bits(b)
-    if any_nan and a.is_floating_point():
-        same |= a.isnan() & b.isnan()
-    return same
-
-
-def excess(value: Tensor, observed: Tensor, via: torch.dtype | None = None) -> Tensor:
-    """Distance in float64 from ``value`` to the numbers that round to ``observed``.
-
-    With ``via`` they round to that dtype first and then to the observed one; the distance is
-    infinite where no number of dtype ``via`` does.
-    """
-    low, high = preimage(observed)
-    via = via if via in NARROW and via != observed.dtype else None
-    if via is not None:
-        low, high = _preimage_of_both(low, high, observed, via)
-    distance = torch.maximum(low - value, value - high).clamp(min=0.0)
-    if via is not None:
-        distance = torch.where(low > high, math.inf, distance)
-    return torch.where(observed.isnan(), math.nan, distance)
-
-
-def _ordered(x: Tensor) -> Tensor:
-    """Codes of a 16-bit dtype in the order of their values; -0 and 0 have one."""
-    raw = bits(x).int()
-    return torch.where(raw >= 0, raw, -32768 - raw)
-
-
-def _decoded(code: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers of such codes; past the largest finite number the next power of two."""
-    limit = 2.0 ** NARROW[dtype]
-    return _encoded(code, dtype).double().clamp(-limit, limit)
-
-
-def preimage(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The interval of reals that round to x: midpoints to its neighbours; overflow included."""
-    if x.dtype not in NARROW:
-        return x.double(), x.double()
-    low, high = _intervals(x.dtype)
-    place = bits(x).int() + 32768
-    return low[place], high[place]
-
-
-@cache
-def _intervals(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The ends of the interval of every number of a 16-bit dtype, at its bits plus 32768."""
-    x = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(dtype)
-    middle, limit = _ordered(x), 2.0 ** NARROW[dtype]
-    here = _decoded(middle, dtype)
-    low = (here + _decoded(middle - 1, dtype)) / 2
-    high = (here + _decoded(middle + 1, dtype)) / 2
-    edge = (limit + torch.finfo(dtype).max) / 2
-    positive, infinite = bits(x) >= 0, x.isinf()
-    low = torch.where(infinite, torch.where(positive, edge, -math.inf), low)
-    high = torch.where(infinite, torch.where(positive, math.inf, -edge), high)
-    return low, high
-
-
-def _preimage_of_both(low: Tensor, high: Tensor, observed: Tensor, via: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The reals that round, in dtype ``via``, to a number that rounds to ``observed``; may be none.
-
-    Those numbers lie between ``low`` and ``high``; at a tie the ends themselves may round away.
-    """
-    least, most = low.to(via), high.to(via)
-    seen = observed.double()
-    up = (least.double() < low) | (least.to(observed.dtype).double() != seen)
-    down = (most.double() > high) | (most.to(observed.dtype).double() != seen)
-    first, last = _ordered(least) + up.int(), _ordered(most) - down.int()
-    first_low = preimage(_encoded(first, via))[0]
-    last_high = preimage(_encoded(last, via))[1]
-    none = first > last
-    ones = torch.ones_like(low)
-    return torch.where(none, ones, first_low), torch.where(none, -ones, last_high)
-
-
-def _encoded(code: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.where(code >= 0, code, -32768 - code).to(torch.int16).view(dtype)
-
-
 def _judge_written(
     name: str, cells: Cells, after: Tensor, axes: tuple[str, ...]
 ) -> tuple[float, Problem | None]:
@@ -260,35 +172,68 @@ def _judge_written(
         problem = _first("copy", name, cells.stage, wrong, cells.value, after, axes, total)
         return 0.0, problem
     # Only what is written is looked at: of a pool of states that is a few slots.
-    chosen = _chosen(cells.written)
-    value, bound, seen = (x[chosen].flatten() for x in (cells.value, cells.bound, after))
-    ratio = over_bound(value, bound, seen, cells.via)
+    found = _over_bound(cells, after, _chosen(cells.written))
     if cells.copied is not None:
-        ratio = torch.where(cells.copied[chosen].flatten(), 0.0, ratio)
         source = cells.value.to(after.dtype)
         wrong = cells.written & cells.copied & ~same_bits(source, after, any_nan=True)
         first = _first("copy", name, cells.stage, wrong, source, after, axes, total)
         if first is not None:
-            return float(ratio.max()), replace(first, count=first.count + int((ratio > 1.0).sum()))
-    largest = float(ratio.max()) if ratio.numel() else 0.0
-    if largest <= 1.0:
-        return largest, None
-    wrong = ratio > 1.0
-    place = int(torch.nonzero(wrong)[0])
-    index = tuple(int(i) for i in torch.nonzero(cells.written)[place])
-    return largest, Problem(
+            return found.largest, replace(first, count=first.count + found.count)
+    if not found.count:
+        return found.largest, None
+    index = tuple(int(i) for i in torch.nonzero(cells.written)[found.first])
+    return found.largest, Problem(
         kind="value",
         tensor=name,
         stage=cells.stage,
         index=index,
         axes=axes,
-        expected=f"{float(value[place]):.9g}",
-        observed=f"{float(seen[place]):.9g}",
-        bound=float(bound[place]),
-        ratio=largest,
-        count=int(wrong.sum()),
+        expected=f"{float(cells.value[index]):.9g}",
+        observed=f"{float(after[index]):.9g}",
+        bound=float(cells.bound[index]),
+        ratio=found.largest,
+        count=found.count,
         total=total,
     )
+
+
+@dataclass
+class _Over:
+    """The largest ratio of some cells, how many are above 1, and which of them is the first."""
+
+    largest: float = 0.0
+    count: int = 0
+    first: int = 0
+
+
+def _over_bound(cells: Cells, after: Tensor, chosen: Tensor) -> _Over:
+    """``over_bound`` of the chosen cells, copied ones left out, a part at a time."""
+    assert cells.bound is not None
+    over, seen = _Over(), 0
+    tensors = (cells.value, cells.bound, after, *([cells.copied] if cells.copied is not None else []))
+    for group in _groups(chosen, after):
+        parts = [x[group].flatten() for x in tensors]
+        for start in range(0, len(parts[0]), PART):
+            value, bound, observed, *copied = (x[start : start + PART] for x in parts)
+            ratio = over_bound(value, bound, observed, cells.via)
+            ratio = torch.where(copied[0], 0.0, ratio) if copied else ratio
+            largest = float(ratio.max())
+            if largest > 1.0:
+                wrong = torch.nonzero(ratio > 1.0)
+                over.first = over.first if over.count else seen + int(wrong[0])
+                over.count += len(wrong)
+            over.largest = max(over.largest, largest)
+            seen += len(value)
+    return over
+
+
+def _groups(chosen: Tensor, of: Tensor) -> list[Tensor | int]:
+    """Indices that together say ``chosen``: leading entries a few at a time, large ones in place."""
+    if chosen.ndim == of.ndim:
+        return [chosen]
+    entries = torch.nonzero(chosen).flatten()
+    most = PART // max(1, of[0].numel())
+    return list(entries.split(most)) if most > 1 else [int(entry) for entry in entries]
 
 
 def _chosen(written: Tensor) -> Tensor:
@@ -298,18 +243,6 @@ def _chosen(written: Tensor) -> Tensor:
     leading = written.flatten(1)
     whole = leading.all(1)
     return whole if torch.equal(whole, leading.any(1)) else written
-
-
-def over_bound(value: Tensor, bound: Tensor, observed: Tensor, via: torch.dtype | None) -> Tensor:
-    """Excess over bound; 0 where nothing can be claimed, infinite where a claim is plainly broken."""
-    distance = excess(value, observed, via)
-    ratio = torch.where(distance == 0.0, 0.0, distance / bound)
-    finite = value.isfinite()
-    # Not finite exactly where the exact result is not: NaN and infinities are one class, since
-    # fp32 may reach either by overflowing on the way.
-    ratio = torch.where(finite, ratio, torch.where(observed.isfinite(), math.inf, 0.0))
-    ratio = torch.where(finite & ~bound.isfinite(), 0.0, ratio)
-    return ratio.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _judge_frame(

@@ -5,11 +5,11 @@ Shapes, for N rows, H heads, Q tokens: ``k, q, g [N, H, Q, K]``, ``v [N, H, Q, V
 probability. Results are corrections ``u [N, H, Q, V]`` and outputs ``o [N, H, Q, V]``.
 """
 
-import itertools
 from dataclasses import dataclass
 
 import torch
 
+from oracle.parts import in_parts
 from oracle.tracked import Arithmetic, Tracked, U, constant, exact, larger, select
 
 EPS = 1e-6
@@ -57,18 +57,11 @@ def fold(state: Tracked, k: Tracked, g: Tracked, u: Tracked, tokens: torch.Tenso
     bound holds for both; for a factored arithmetic also for the formula as it stands.
     """
     N, H, V, K = state.v.shape
-    heads = max(1, _PART // (V * K))
-    rows = max(1, heads // max(H, 1))
-    v, e = torch.empty_like(state.v), torch.empty_like(state.v)
-    for n, h in itertools.product(range(0, N, rows), range(0, H, heads)):
-        at = (slice(n, n + rows), slice(h, h + heads))
-        part = _fold(state[at], k[at], g[at], u[at], tokens[at[0]], ar)
-        v[at], e[at] = part.v, part.e
-    return Tracked(v, e)
 
+    def part(n: slice, h: slice) -> tuple[Tracked]:
+        return (_fold(state[n, h], k[n, h], g[n, h], u[n, h], tokens[n], ar),)
 
-_PART = 1 << 16
-"""Elements of the states that are folded at once: a dozen arrays of them stay in a core's cache."""
+    return in_parts(N, H, V * K, part)[0]
 
 
 def _fold(

@@ -14,7 +14,8 @@ from oracle.calls import AnyCall
 from oracle.calls.base import Place
 from oracle.case import Case, Hostile, Permute, Prefix
 from oracle.expectation import Expected, Observation
-from oracle.judge import Problem, same_bits
+from oracle.judge import Problem
+from oracle.stored import same_bits
 
 Tensor = torch.Tensor
 

@@ -10,6 +10,7 @@ from oracle.case import Case
 from oracle.expectation import Cells, Expected
 from oracle.gate import log_decay
 from oracle.layout import DTYPES
+from oracle.parts import in_parts
 from oracle.recurrence import normalise, stepwise
 from oracle.tracked import Arithmetic, Tracked, exact
 from oracle.values import Values
@@ -63,10 +64,16 @@ def _compute(call: Verify, values: Values, live: LiveRows, ar: Arithmetic) -> tu
     A_log = exact(values.tensors["A_log"])[:, None, None]  # [H, 1, 1]
     dt_bias = exact(values.tensors["dt_bias"])[:, None, :]  # [H, 1, K]
     g = log_decay(raw_g, A_log, dt_bias, call.lower_bound, ar)
-    state = exact(values.tensors["state"][live.slots])
     scaled_q = ar.scale(normalise(q, ar), float(call.key_dim) ** -0.5)
-    result = stepwise(scaled_q, normalise(k, ar), v, g, ar.sigmoid(raw_beta), state, ar)
-    return result.u, result.o
+    unit_k, beta, states = normalise(k, ar), ar.sigmoid(raw_beta), values.tensors["state"]
+
+    def part(n: slice, h: slice) -> tuple[Tracked, Tracked]:
+        state = exact(states[:, h][live.slots[n]])
+        result = stepwise(scaled_q[n, h], unit_k[n, h], v[n, h], g[n, h], beta[n, h], state, ar)
+        return result.u, result.o
+
+    u, o = in_parts(len(live.rows), call.heads, call.value_dim * call.key_dim, part)
+    return u, o
 
 
 def _window(values: Values, name: str, live: LiveRows) -> Tracked:

@@ -24,7 +24,7 @@ from impl.devices.registry import open_device
 from impl.triton.launch import launch_settings
 from oracle.case import Case
 from oracle.expect import expect
-from oracle.judge import bits
+from oracle.stored import bits
 from oracle.values import Values, build
 
 Setting = dict[str, int]

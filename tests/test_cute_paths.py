@@ -28,8 +28,9 @@ from oracle.calls.fused_verify import DYNAMIC, FusedVerify, K
 from oracle.case import Case
 from oracle.expect import expect
 from oracle.expectation import DECLINED, Expected, Observation
-from oracle.judge import judge, same_bits
+from oracle.judge import judge
 from oracle.layout import Layout, Page
+from oracle.stored import same_bits
 from oracle.tracked import arithmetic
 from oracle.values import Values, build
 from tests.meta.drawn import sample

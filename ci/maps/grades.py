@@ -6,7 +6,7 @@ import torch
 
 from ci.runs import Run
 from oracle.expectation import Cells
-from oracle.judge import bits, over_bound, same_bits
+from oracle.stored import bits, over_bound, same_bits
 
 Tensor = torch.Tensor
 SYMBOLS = " -.0123456789~x#!"

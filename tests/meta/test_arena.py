@@ -13,8 +13,8 @@ from impl.contract import Domain
 from impl.devices.base import Segment, T
 from oracle.calls.verify import Verify
 from oracle.case import Case
-from oracle.judge import same_bits
 from oracle.layout import DENSE, DTYPES, Layout, Page, strides
+from oracle.stored import same_bits
 from oracle.values import build
 from tests.strategies.verify import verify_cases
 

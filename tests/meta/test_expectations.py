@@ -19,9 +19,10 @@ from oracle.calls.conv import ConvUpdate
 from oracle.case import Case, image
 from oracle.expect import expect
 from oracle.expectation import Cells, Expected, Observation
-from oracle.judge import STAGES, bits, judge, same_bits
+from oracle.judge import STAGES, judge
 from oracle.layout import DTYPES
 from oracle.relations import row_maps
+from oracle.stored import bits, same_bits
 from oracle.values import Values, build
 from tests.meta.drawn import OPERATIONS, any_cases, over
 from tests.strategies.cases import CASES

@@ -12,8 +12,8 @@ from oracle.case import Case
 from oracle.conv import expect_update
 from oracle.expect import expect
 from oracle.expectation import Expected
-from oracle.judge import same_bits
 from oracle.layout import placed
+from oracle.stored import same_bits
 from oracle.tracked import COMPILED, FACTORED
 from oracle.values import Values, build
 from oracle.verify import expect_verify

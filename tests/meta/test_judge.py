@@ -12,7 +12,8 @@ from oracle.calls.verify import Verify
 from oracle.case import Case
 from oracle.expect import expect
 from oracle.expectation import Cells, Expected, Observation, Stray
-from oracle.judge import Problem, Verdict, bits, judge, same_bits
+from oracle.judge import Problem, Verdict, judge
+from oracle.stored import bits, same_bits
 from oracle.values import build
 from tests.meta.calls import verify_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from oracle.judge import excess
+from oracle.stored import excess
 
 Tensor = torch.Tensor
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

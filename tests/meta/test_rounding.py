@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from oracle.judge import excess
+from oracle.stored import excess
 
 Tensor = torch.Tensor
 FORMATS = {torch.bfloat16: (7, 8), torch.float16: (10, 5)}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from impl.contract import Domain
 from oracle.calls.verify import Verify
 from oracle.case import Case
-from oracle.judge import bits, same_bits
 from oracle.layout import DTYPES
+from oracle.stored import bits, same_bits
 from oracle.values import REGIMES, SPECIALS, Stream, Values, build, checksum, regime_of
 from tests.meta.calls import verify_of
 from tests.strategies.verify import verify_cases
