@@ -10,7 +10,6 @@ print goes to standard error, and what they read is empty.
 import gc
 import mmap
 import os
-import signal
 import struct
 import sys
 import traceback
@@ -69,7 +68,7 @@ class Reply(msgspec.Struct, frozen=True):
     All empty in answer to a ``Hello``: ready. ``died`` is the exit code of a process that ended
     while it judged the case; the one that replies has everything loaded and goes on.
     ``unwritable`` says why a dump is not there. ``number`` is that of the request, and 0 where a
-    process died by itself between two: nobody asked for that reply.
+    process died between two: nobody asked for that reply.
     """
 
     verdict: Verdict | None = None
@@ -135,8 +134,8 @@ def _serve(hello: Hello, requests: IO[bytes], replies: IO[bytes]) -> None:
             reply = answer.to(request)
         except Exception as error:  # a fault of the suite must reach the user, not die in a pipe
             reply = _failed(error)
+        _NUMBER.pack_into(at_work, 0, 0)  # before: an answer that was sent must not be owed
         send(replies, msgspec.structs.replace(reply, number=request.number))
-        _NUMBER.pack_into(at_work, 0, 0)
 
 
 class _Answers:
@@ -171,8 +170,7 @@ def _restore_after_deaths(replies: IO[bytes], at_work: mmap.mmap) -> None:
     """Return in a forked copy of this process, again and again as long as copies die of their cases.
 
     A copy has everything loaded: a crash costs milliseconds, and shrinking one hundreds of them.
-    ``at_work`` is memory that they share, with the number of the request that a copy is answering:
-    one that is killed between two, from outside, owes no reply.
+    ``at_work`` is memory that they share, with the number of the request that a copy is answering.
     Not for a GPU: a CUDA context does not survive a fork.
     """
     adopt_orphans()
@@ -187,9 +185,8 @@ def _restore_after_deaths(replies: IO[bytes], at_work: mmap.mmap) -> None:
             os._exit(0)  # the input ended
         kill_children()  # what a kernel started must not outlive its case
         (number,) = _NUMBER.unpack_from(at_work)
-        if number or code != -signal.SIGKILL:
-            _NUMBER.pack_into(at_work, 0, 0)
-            send(replies, Reply(died=code, number=number))
+        _NUMBER.pack_into(at_work, 0, 0)
+        send(replies, Reply(died=code, number=number))
 
 
 def _failed(error: Exception) -> Reply:

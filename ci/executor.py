@@ -293,7 +293,11 @@ class Executor:
             if reply.number:
                 self._judged = 0
                 return crashed(told)
-            self.close()  # the message waits in it for a copy to answer
+            self.close()  # the message waits in it for a copy to answer, or was lost with one
+            if reply.died == -signal.SIGKILL:  # from outside: it says nothing of any case
+                self.start()
+                self._judged = 1
+                return self._ask(message, timeout)
             return crashed(f"after the case before this one {told}")
         return reply
 

@@ -178,6 +178,29 @@ def test_a_copy_killed_between_cases_owes_no_reply(menu: Executor, folder: Path)
     assert [told(menu.check(case)) for case in asked] == ["right", "raised", "right", "right", "raised"]
 
 
+def test_a_request_that_is_lost_with_its_copy_is_asked_again(menu: Executor, folder: Path) -> None:
+    """Killed after it has read the request, before it is at work."""
+    assert menu.check(RIGHT).ok
+    copy = copy_of(menu, folder)
+    os.kill(copy, signal.SIGSTOP)
+    assert menu._child is not None
+    assert menu._child.stdin is not None
+    pipe = Path(f"/proc/self/fd/{menu._child.stdin.fileno()}").readlink()
+    ends = [end for end in Path(f"/proc/{copy}/fd").iterdir() if end.readlink() == pipe]
+
+    def lose() -> None:
+        with ends[0].open("rb", buffering=0) as requests:
+            assert requests.read(1 << 16)
+        os.kill(copy, signal.SIGKILL)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    verdict = menu.check(ordered(1))
+    losing.join()
+    assert told(verdict) == "raised"
+    assert [told(menu.check(case)) for case in (RIGHT, ordered(1))] == ["right", "raised"]
+
+
 def test_a_copy_that_dies_by_itself_between_cases_is_told(menu: Executor, folder: Path) -> None:
     """What a kernel leaves may do so; on a GPU, where there is no copy, it is told as well."""
     assert menu.check(RIGHT).ok
