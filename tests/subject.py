@@ -10,6 +10,7 @@ from unittest import SkipTest
 import hypothesis
 import pytest
 from hypothesis import Phase
+from hypothesis.errors import FlakyFailure
 from hypothesis.strategies import SearchStrategy
 
 from ci.asked import default_palette
@@ -63,6 +64,7 @@ class Subject:
         self._executor = Executor(name, device, journal=Journal(save_to, name, device))
         self._last: tuple[str, Path | None] = ("", None)
         self._failing: Case | None = None
+        self._told = ""
         self._dies = False
         """Whether the process of the case that failed last in this search dies."""
         self._time_box, self._seed = time_box, seed
@@ -98,6 +100,8 @@ class Subject:
             self._search(Rounds(run, self.require), self.settings(steps))
         except pytest.fail.Exception as failed:
             told = f"{failed}{self._unless_alone()}"
+        except FlakyFailure:
+            told = f"{self._told}\nNot reproducible: it passed when it was run again, in the same process"
         if told:  # out here, or pytest would print both
             pytest.fail(told, pytrace=False)
 
@@ -190,8 +194,8 @@ class Subject:
             self.ledger.saved(str(path), replay_line(path, self.name, self.device))
             self._failing, self._dies = case, died(verdict)
             added = "" if hypothesis.currently_in_test_context() else self._unless_alone()
-            told = "\n".join(describe(case, verdict, path, self.name, self.device))
-            pytest.fail(told + added, pytrace=False)
+            self._told = "\n".join(describe(case, verdict, path, self.name, self.device))
+            pytest.fail(self._told + added, pytrace=False)
 
     def _save(self, case: Case, verdict: Verdict, found: dict[str, str]) -> Path:
         """Save the case in place of the larger one that shrinking saved before it in the same test."""

@@ -175,6 +175,24 @@ def test_a_process_killed_while_shrinking_loses_no_failure(
     assert verify_of(read(saved).case).value_dim == 32
 
 
+def test_what_fails_once_is_told_with_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nondeterministic kernel: what is on disk, its replay line, and that it passed after that."""
+    monkeypatch.setattr("tests.subject.offer_of", lambda name, device: Offer())
+    failed: list[Case] = []
+
+    def once(case: Case) -> bool:
+        failed.extend([case] if not failed and wide(case) else [])
+        return failed == [case] and subject.judged.count(case) == 1
+
+    subject = Fake(tmp_path, once, seed="1")
+    with current(dev(InMemoryExampleDatabase())), pytest.raises(pytest.fail.Exception) as caught:
+        search(subject)
+    (saved,) = tmp_path.rglob("*.json")
+    assert read(saved).case == failed[0]
+    assert f"kdafuzz replay {saved}" in str(caught.value)
+    assert "Not reproducible: it passed when it was run again" in str(caught.value)
+
+
 def test_no_script_is_judged_that_hypothesis_has_given_up(judged: Callable[..., Judged]) -> None:
     """It would be told of a failure in vain: the test would pass."""
     given_up: list[bool] = []
