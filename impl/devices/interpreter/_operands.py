@@ -40,6 +40,47 @@ def make_unwrapping(inner: Callable) -> Callable:
     return unwrap
 
 
+_BLOCKS: dict[tuple[int, int], tl.block_type] = {}
+
+
+def _block(element: tl.dtype, shape: Any) -> tl.block_type:
+    """The type of blocks of a shape that some have already; one object for each."""
+    key = (id(element), id(shape))
+    known = _BLOCKS.get(key)
+    if known is None or known.shape is not shape or known.element_ty is not element:
+        known = tl.block_type(element, shape)
+        if id(element) in _SELF:  # others come and go
+            _BLOCKS[key] = known
+    return known
+
+
+def make_broadcast(inner: Callable) -> Callable:
+    """Two blocks of one shape, and two scalars, stay as they are, and a scalar becomes a block at once.
+
+    Upstream compares extents one by one.
+    """
+
+    def filled(self: Any, value: tl.tensor, like: tl.block_type) -> tl.tensor:
+        kind = _block(value.type.scalar, like.shape)
+        return tl.tensor(self.builder.create_splat(kind, value.handle), kind)
+
+    def broadcast(self: Any, lhs: tl.tensor, rhs: tl.tensor) -> _Pair:
+        one, other = lhs.type, rhs.type
+        if type(one) is tl.block_type:
+            if type(other) is not tl.block_type:
+                return lhs, filled(self, rhs, one)
+            if one.shape is other.shape:
+                return lhs, rhs
+        elif type(other) is tl.block_type:
+            return filled(self, lhs, other), rhs
+        else:
+            return lhs, rhs
+        fitted: _Pair = inner(self, lhs, rhs)
+        return fitted
+
+    return broadcast
+
+
 def _conversions() -> dict[tuple[int, int], tuple[str, tuple[bool, ...]]]:
     """What upstream's ``cast`` calls for frequent pairs of types, and with what behind the type."""
     table: dict[tuple[int, int], tuple[str, tuple[bool, ...]]] = {
@@ -66,7 +107,7 @@ def make_cast(inner: Callable) -> Callable:
         if known is None or named or rounding not in _UNSAID:
             converted: tl.tensor = inner(self, value, kind, *rounding, **named)
             return converted
-        target = tl.block_type(there, here.shape) if type(here) is tl.block_type else there
+        target = _block(there, here.shape) if type(here) is tl.block_type else there
         method, more = known
         return tl.tensor(getattr(self.builder, method)(value.handle, target, *more), target)
 

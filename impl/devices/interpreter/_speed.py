@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
 
-from ._operands import make_cast, make_checking, make_unwrapping
+from ._operands import make_broadcast, make_cast, make_checking, make_unwrapping
 from ._patching import Patches
 
 
@@ -77,6 +77,9 @@ def _lean(original: Any, patched: Any) -> Any:
     return call
 
 
+_NONE = object()
+
+
 def _on_host(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.device.type == "cpu"
@@ -85,18 +88,19 @@ def _on_host(value: Any) -> bool:
 
 
 def _make_tensor_init(inner: Callable) -> Callable:
-    # What a tensor derives from its shape alone, by shape; upstream wraps every extent anew each time.
-    derived: dict[tuple[int, ...], dict[str, Any]] = {}
+    # What a tensor derives from its shape alone, by that shape's object (blocks share them, see below);
+    # upstream wraps every extent anew each time.
+    derived: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def init(self: tl.tensor, handle: Any, kind: Any) -> None:
-        extents = tuple(kind.shape) if isinstance(kind, tl.block_type) else ()
-        known = derived.get(extents)
-        if known is not None:
+        shape = kind.shape if type(kind) is tl.block_type else None
+        held, known = derived.get(id(shape), (_NONE, None))
+        if known is not None and held is shape:
             vars(self).update(known, handle=handle, type=kind, dtype=kind.scalar)
             return
         inner(self, handle, kind)
         if vars(self).keys() == {"handle", "type", "dtype", "shape", "numel"}:
-            derived[extents] = {"shape": self.shape, "numel": self.numel}
+            derived[id(shape)] = (shape, {"shape": self.shape, "numel": self.numel})
 
     return init
 
@@ -104,7 +108,7 @@ def _make_tensor_init(inner: Callable) -> Callable:
 def _make_block_init(inner: Callable) -> Callable:
     # Likewise for a block type: everything but the element type itself follows from its name and the shape.
     derived: dict[tuple[Any, ...], dict[str, Any]] = {}
-    # Blocks of one shape have it from here, whatever their elements: see _make_broadcast.
+    # Blocks of one shape have it from here, whatever their elements: see make_broadcast.
     shapes: dict[tuple[int, ...], Any] = {}
 
     def init(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
@@ -121,21 +125,6 @@ def _make_block_init(inner: Callable) -> Callable:
             derived[key] = {"shape": shape, "numel": self.numel, "name": self.name}
 
     return init
-
-
-def _make_broadcast(inner: Callable) -> Callable:
-    # Two blocks of one shape, and two scalars, stay as they are; upstream compares their extents one by one.
-    def broadcast(self: Any, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-        one, other = lhs.type, rhs.type
-        if type(one) is tl.block_type:
-            if type(other) is tl.block_type and one.shape is other.shape:
-                return lhs, rhs
-        elif type(other) is not tl.block_type:
-            return lhs, rhs
-        fitted: tuple[tl.tensor, tl.tensor] = inner(self, lhs, rhs)
-        return fitted
-
-    return broadcast
 
 
 def apply(patches: Patches) -> None:
@@ -187,6 +176,6 @@ def apply(patches: Patches) -> None:
     patches.wrap(tl.tensor, "__init__", _make_tensor_init)
     patches.wrap(tl.block_type, "__init__", _make_block_init)
     patches.wrap(TritonSemantic, "binary_op_type_checking_impl", make_checking)
-    patches.wrap(TritonSemantic, "broadcast_impl_value", _make_broadcast)
+    patches.wrap(TritonSemantic, "broadcast_impl_value", make_broadcast)
     patches.wrap(TritonSemantic, "cast", make_cast)
     patches.wrap(tl.core, "_unwrap_if_constexpr", make_unwrapping)
