@@ -73,12 +73,14 @@ class Mutant:
     new: str
     device: bool = True
     ordinal: int = 1
+    twin: int = 1
     operations: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
-        """``module:line:column:operator:variant``."""
-        return f"{self.module}:{self.line}:{self.column}:{self.operator}:{self.variant}"
+        """``module:line:column:operator:variant``, and ``:2`` for the second that begins there, and so on."""
+        place = f"{self.module}:{self.line}:{self.column}:{self.operator}:{self.variant}"
+        return place if self.twin == 1 else f"{place}:{self.twin}"
 
     @property
     def key(self) -> str:
@@ -109,6 +111,7 @@ def mutants_of(
     wrapper.visit(walk)
     found = sorted(walk.found, key=lambda each: (each.start, each.end))
     counts: dict[tuple[str, str, str, str], int] = {}
+    twins: dict[str, int] = {}
     seen: set[tuple[int, int, str]] = set()
     result = []
     for mutant in found:
@@ -118,7 +121,8 @@ def mutants_of(
         seen.add(change)
         text = (mutant.function, mutant.operator, mutant.variant, " ".join(mutant.old.split()))
         counts[text] = counts.get(text, 0) + 1
-        result.append(replace(mutant, ordinal=counts[text]))
+        twins[mutant.id] = twins.get(mutant.id, 0) + 1
+        result.append(replace(mutant, ordinal=counts[text], twin=twins[mutant.id]))
     return tuple(result)
 
 

@@ -20,9 +20,12 @@ from impl.cute.emulator.run import chosen_engine
 from impl.devices.base import T, Variant
 from impl.devices.cpu import CpuDevice
 
+CTAS = (3, 8, 1)
+"""Of ``settings.ctas``: fewer than a call's heads, the most heads that a CTA of commit takes, and one."""
+
 
 class EmulatorDevice(CpuDevice):
-    """Emulates launches under the schedules of ``settings.SCHEDULES_VARIABLE``."""
+    """Emulates launches under the schedules of ``settings.SCHEDULES_VARIABLE``, in grids of several sizes."""
 
     name = "emulator"
 
@@ -51,15 +54,20 @@ class EmulatorDevice(CpuDevice):
         )
 
     def variants(self, seed: int) -> Sequence[Variant]:
-        """One for each schedule."""
+        """One for each schedule. Bits do not depend on the CTAs either: they take turns, as the seed says."""
+        numbers = [CTAS[(seed + i) % len(CTAS)] for i in range(len(self.schedules(seed)))]
         return tuple(
-            Variant(str(schedule), partial(self._context, schedule, seed))
-            for schedule in self.schedules(seed)
+            Variant(f"{schedule} ctas={ctas}", partial(self._context, schedule, ctas, seed))
+            for schedule, ctas in zip(self.schedules(seed), numbers, strict=True)
         )
 
-    def _context(self, schedule: Schedule, seed: int) -> AbstractContextManager[object]:
+    def _context(self, schedule: Schedule, ctas: int, seed: int) -> AbstractContextManager[object]:
         return settings.using(
-            schedule=schedule, functions=self._functions, seed=seed, allocations=self._allocations
+            schedule=schedule,
+            ctas=ctas,
+            functions=self._functions,
+            seed=seed,
+            allocations=self._allocations,
         )
 
     def replay(self, run: Callable[[], T], restore: Callable[[], None]) -> T:

@@ -108,7 +108,8 @@ class _Kernels:
         self._compile_verify, self._compile_commit = own
         substitutes = {
             "_architecture": lambda device: self._arch,
-            "_ctas": lambda device, per_sm: settings.current().ctas,
+            # A constant of the compiled kernel: one number, not one for each schedule.
+            "_ctas": lambda device, per_sm: settings.Settings().ctas,
             "_compile_verify": cache(self._emulated_verify),
             "_compile_commit": cache(self._emulated_commit),
         }

@@ -135,6 +135,38 @@ def test_what_the_fold_does_not_take_is_refused() -> None:
         assert torch.equal(plan.checkpoints[0].double(), plan.before[0].double())
 
 
+def placed(x: torch.Tensor, *, gap: int = 0, offset: int = 0) -> torch.Tensor:
+    """A copy with so many elements between its rows, and before its first one."""
+    step = x[0].numel() + gap
+    room = x.new_empty(offset + len(x) * step)
+    return room.as_strided(x.shape, (step, *x.stride()[1:]), offset).copy_(x)
+
+
+@pytest.mark.parametrize("where", [{"gap": 2}, {"offset": 2}], ids=["stride", "address"])
+@pytest.mark.parametrize(
+    ("name", "attribute"),
+    [
+        ("states", "checkpoints"),
+        ("correction records", "correction_caches"),
+        ("key/gate records", "kg_caches"),
+    ],
+)
+def test_rows_off_16_bytes_are_refused(name: str, attribute: str, where: dict[str, int]) -> None:
+    """Bulk copies cannot take them; the stride of one row alone is none."""
+    for rows in (2, 1):
+        plan = Plan(1, 4, (1,) * rows, tuple(range(1, rows + 1)))
+        tensors = getattr(plan, attribute)
+        tensors[0] = placed(tensors[0], **where)
+        plan.address()
+        if len(tensors[0]) == 1 and "gap" in where:
+            commit(plan)
+            assert_right(plan)
+            continue
+        with pytest.raises(ValueError, match=f"needs {name} of .* rows, 16-byte aligned, .* strides"):
+            commit(plan)
+        assert torch.equal(plan.checkpoints[0], plan.before[0])
+
+
 def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_commit_kernel", lambda *_: pytest.fail("compiled a kernel"))
     plan = Plan(1, 2, (1,), (1,))

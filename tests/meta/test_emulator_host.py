@@ -345,10 +345,26 @@ def test_a_case_runs_under_every_schedule(device: Any, monkeypatch: pytest.Monke
     assert (found.raised, found.differs, found.path, found.device) == ("", "", "somewhere", "emulator")
     assert [str(each.schedule) for each in seen] == ["eager", "lazy", "priority:5"]
     monkeypatch.setenv(settings.SCHEDULES_VARIABLE, "lazy,priority:8")
-    assert [variant.name for variant in open_device("emulator").variants(1)] == ["lazy", "priority:8"]
+    names = [variant.name for variant in open_device("emulator").variants(1)]
+    assert names == ["lazy ctas=8", "priority:8 ctas=1"]
     monkeypatch.setenv(settings.SCHEDULES_VARIABLE, "soon")
     with pytest.raises(UnavailableError, match=r"device emulator: schedules are .* found 'soon'"):
         open_device("emulator")
+
+
+def test_every_case_runs_in_grids_of_every_size(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases have them in turn, so that each meets each schedule, and a run of one schedule has them all."""
+
+    def grids(seed: int) -> list[int]:
+        seen: list[int] = []
+        case = msgspec.structs.replace(VERIFY, seed=seed)
+        observe(case, subject(lambda *_: seen.append(settings.current().ctas)), open_device("emulator"))
+        return seen
+
+    assert [sorted(grids(seed)) for seed in range(3)] == [[1, 3, 8]] * 3
+    assert [sorted(column) for column in zip(*map(grids, range(3)), strict=True)] == [[1, 3, 8]] * 3
+    monkeypatch.setenv(settings.SCHEDULES_VARIABLE, "lazy")
+    assert sorted(grid for seed in range(3) for grid in grids(seed)) == [1, 3, 8]
 
 
 def test_the_arithmetic_is_the_same_under_every_schedule(
@@ -391,7 +407,8 @@ def test_bytes_that_depend_on_the_schedule_are_a_problem(device: Any) -> None:
     assert call.own_out
     found = observe(VERIFY, subject(step), device)
     assert found.differs == (
-        "schedules eager and lazy leave different bytes, first at out[1, 0, 2], 1 of its 24 elements"
+        "schedules eager ctas=1 and lazy ctas=3 leave different bytes, "
+        "first at out[1, 0, 2], 1 of its 24 elements"
     )
     (problem,) = check(VERIFY, subject(step), device).problems
     assert (problem.kind, problem.text) == ("schedule", found.differs)
@@ -414,7 +431,8 @@ def test_so_are_those_that_the_callee_allocated(device: Any) -> None:
     (problem,) = depends(1)
     assert problem.kind == "schedule"
     assert problem.text == (
-        "schedules eager and lazy return different bytes, first at out[1, 0, 2], 1 of its 32 elements"
+        "schedules eager ctas=1 and lazy ctas=3 return different bytes, "
+        "first at out[1, 0, 2], 1 of its 32 elements"
     )
     assert depends(3) == ()
 
@@ -428,7 +446,7 @@ def test_an_error_names_its_schedule(device: Any) -> None:
     assert found.raised.startswith(
         "EmulatorError: bounds: too far at PTX line 3: ld.global (CTA (1, 0, 0), warp 2) (at "
     )
-    assert found.raised.endswith("(schedule priority:5)")
+    assert found.raised.endswith("(schedule priority:5 ctas=8)")
     assert "\n" not in found.raised
 
 

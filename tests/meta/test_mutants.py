@@ -188,6 +188,13 @@ def test_ids_are_the_same_each_time_and_keys_survive_other_lines() -> None:
     assert {each.ordinal for each in first if each.operator == "factor"} == {1, 2}
 
 
+def test_what_begins_at_one_place_has_ids_of_its_own() -> None:
+    """The parts of a chain do: the verdict on one must not stand for the other."""
+    chain = [each for each in found(kernel("m = a & b & c")) if each.variant == "without-right"]
+    assert [each.old for each in chain] == ["a & b", "a & b & c"]
+    assert chain[1].id == f"{chain[0].id}:2"
+
+
 def test_a_change_is_made_once() -> None:
     # Both operators would drop the left side.
     mutants = found(kernel("x = multiply(a, b)"))

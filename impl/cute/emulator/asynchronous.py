@@ -38,7 +38,10 @@ def mbarrier(work: Lowering, mods: list[str], args: Operands) -> None:
 
 
 def fence(work: Lowering, mods: list[str], args: Operands) -> None:
-    """The proxy fence: generic writes become visible to asynchronous reads."""
+    """The proxy fence: generic writes become visible to asynchronous reads; that of new mbarriers."""
+    if mods == ["mbarrier_init", "release", "cluster"]:
+        work.emit(Op.FENCE_MBARRIER)
+        return
     if mods[:2] != ["proxy", "async"] or mods[2:] not in ([], ["shared::cta"], ["global"]):
         raise work.refuse("fence")
     if mods[2:] != ["global"]:

@@ -167,6 +167,7 @@ class Op(IntEnum):
     MBAR_TRY_WAIT = auto()  # suspends until the phase of parity b (4 bytes) is complete; dst true
     MBAR_TEST_WAIT = auto()  # dst: whether it is complete, at once
     FENCE_PROXY = auto()  # fence.proxy.async
+    FENCE_MBARRIER = auto()  # fence.mbarrier_init
     DEPENDENCY_WAIT = auto()  # griddepcontrol.wait
     # asynchronous copies; addresses are operands without an offset
     BULK_LOAD = auto()  # list: shared, global (8), bytes, mbarrier

@@ -160,7 +160,6 @@ NARROW = _narrow()
 
 IGNORED = frozenset(
     (
-        "fence.mbarrier_init.release.cluster",
         "griddepcontrol.launch_dependents",
         "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned",
         "fence.acq_rel.cta",

@@ -21,7 +21,8 @@ class Settings:
 
     ``functions`` None: Hopper's own tables for sm_90a, correct rounding for anything else.
     ``engine`` None: the fastest at hand. ``resident`` CTAs run side by side. ``ctas`` is what a
-    persistent kernel gets as the number of CTAs that the device holds. ``allocations`` is the
+    persistent kernel gets as the number of CTAs that the device holds, and a CTA of commit as the most
+    heads that it folds. ``allocations`` is the
     device memory that kernels may access; tensors of a call outside of it are added.
     """
 

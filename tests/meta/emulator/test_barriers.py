@@ -207,6 +207,15 @@ def test_waiting_for_the_wrong_phase(engine: str) -> None:
 
 
 @each_engine
+@pytest.mark.parametrize("wait", [WAIT, WAIT.replace("try_wait", "test_wait")], ids=["try", "test"])
+def test_a_phase_has_no_other_parity(wait: str, engine: str) -> None:
+    """2 is no other name of 0: what the hardware makes of it is not said."""
+    wait = wait.replace("[%r0], 0", "[%r0], 2")
+    found = error(MBARRIER.format(count=32, arrive=ARRIVE, wait=wait), engine, threads=64)
+    assert (found.kind, found.text) == ("barrier", "a wait for a phase of parity 2; it must be 0 or 1")
+
+
+@each_engine
 def test_mbarrier_that_nobody_initialised(engine: str) -> None:
     found = error("    mov.u32 %r0, smem;\n    mbarrier.arrive.shared::cta.b64 _, [%r0+8];\n", engine)
     assert found.kind == "barrier"

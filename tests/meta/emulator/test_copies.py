@@ -92,6 +92,44 @@ def test_bulk_loads_that_cannot_be(change: dict[str, int], kind: str, engine: st
     assert load_error(engine, EAGER, **change).kind == kind
 
 
+INIT = "    mbarrier.init.shared::cta.b64 [%r0], 1;\n"
+SHOW = "    fence.mbarrier_init.release.cluster;\n"
+PROXY = "    fence.proxy.async.shared::cta;\n"
+SYNC = "READY:\n    bar.sync 0;\n"
+SECOND = "    setp.eq.s32 %p1, %warp, 0;\n    @%p1 bra GO;\n" + SHOW + "GO:\n    bar.sync 0;\n"
+
+
+@each_engine
+@each_schedule
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        pytest.param(INIT + PROXY + SYNC, "", id="proxy fence"),
+        pytest.param(INIT + SYNC + PROXY, "", id="proxy fence of who copies"),
+        pytest.param(INIT + SHOW + INIT + SYNC, "proxy", id="made again"),
+        pytest.param(INIT + SYNC, "proxy", id="no fence"),
+        pytest.param(SHOW + PROXY + INIT + SYNC, "proxy", id="too early"),
+        pytest.param(INIT + SYNC + SECOND, "proxy", id="of another warp"),
+    ],
+)
+def test_copies_complete_on_an_mbarrier_that_a_fence_has_shown(
+    start: str, kind: str, schedule: Schedule, engine: str
+) -> None:
+    engine_or_skip(engine)
+    assert START.endswith(INIT + SHOW + SYNC)
+    body = LOAD.replace(INIT + SHOW + SYNC, start).format(expected=128, offset=64, size=128, wait=WAIT)
+    arrays = [aligned(np.arange(64, dtype=np.uint32)), aligned(np.zeros(64, np.uint32))]
+    text = kernel(body, buffers=2, threads=64)
+    if not kind:
+        execute(text, arrays, engine, threads=64, shared=512, schedule=schedule)
+        assert list(arrays[1][:32]) == list(range(16, 48))
+        return
+    missing = r"with no fence\.mbarrier_init nor fence\.proxy\.async"
+    with pytest.raises(EmulatorError, match=missing) as caught:
+        execute(text, arrays, engine, threads=64, shared=512, schedule=schedule)
+    assert caught.value.kind == kind
+
+
 STORE = (
     START
     + """

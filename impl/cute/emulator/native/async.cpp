@@ -118,7 +118,7 @@ void Cta::bulk_load(Warp& w, const Instruction& i, u32 mask) {
     if ((to | from | bytes) & 15) not_16("load", to, from, bytes);
     const u32 offset = shared_address(to, bytes, "bulk load");
     launch->check_global(from, bytes, false, early);
-    const u32 index = mbarrier_index(w.reg<u32>(list[3])[l]);
+    const u32 index = mbarrier_of_copy(w, w.reg<u32>(list[3])[l]);
     AsyncOp* op = issue(w, AsyncOp::What::bulk_load, i.line, copy_entity(mbarriers[index]));
     op->mbarrier = index;
     op->global = from;
@@ -311,7 +311,7 @@ void Cta::tma_load(Warp& w, const Instruction& i, u32 mask) {
         launch->check_global(start + static_cast<u64>(x * map->element_bytes), map->element_bytes, false,
                              false);
     }
-    const u32 index = mbarrier_index(w.reg<u32>(list[2])[l]);
+    const u32 index = mbarrier_of_copy(w, w.reg<u32>(list[2])[l]);
     if (early)
       for (i64 k = 0; k < launch->view.allocation_count; k++)
         if (launch->contains(k, map->base, 1)) {

@@ -54,6 +54,9 @@ enum class Mode : i32 { eager = 0, lazy = 1, priority = 2 };
 struct Mbarrier {
   u32 address = 0;
   bool live = false;
+  bool shown = false;  // by fence.mbarrier_init
+  int maker = 0;       // the warp that initialised it, at its clock
+  u32 made = 0;
   i32 entity = -1;  // of the copies that complete on it
   i64 count = 0;
   i64 pending = 0;
@@ -198,7 +201,9 @@ struct Cta {
   }
   u32 shared_address(u32 address, u32 bytes, const char* what) const;
   u32 mbarrier_index(u32 address);
-  void mbarrier_init(u32 address, i64 count);
+  void mbarrier_init(const Warp& w, u32 address, i64 count);
+  void show_mbarriers(const Warp& w);
+  u32 mbarrier_of_copy(const Warp& w, u32 address);
   void mbarrier_inval(u32 address);
   void mbarrier_check(Mbarrier& b);
   void mbarrier_arrive(Mbarrier& b, i64 arrivals);

@@ -21,7 +21,7 @@ u32 Cta::mbarrier_index(u32 address) {
   fail(Kind::barrier, "no mbarrier is initialised at 0x%x", address);
 }
 
-void Cta::mbarrier_init(u32 address, i64 count) {
+void Cta::mbarrier_init(const Warp& w, u32 address, i64 count) {
   if (address % 8) fail(Kind::misaligned, "mbarrier at 0x%x", address);
   const u32 offset = shared_address(address, 8, "mbarrier");
   if (count <= 0) fail(Kind::barrier, "mbarrier for %lld arrivals", static_cast<long long>(count));
@@ -35,6 +35,9 @@ void Cta::mbarrier_init(u32 address, i64 count) {
   Mbarrier& b = mbarriers[at - 1];
   b.address = address;
   b.live = true;
+  b.shown = false;
+  b.maker = w.index;
+  b.made = clock[w.index];
   b.count = b.pending = count;
   b.tx = 0;
   b.phase = 0;
@@ -45,6 +48,23 @@ void Cta::mbarrier_init(u32 address, i64 count) {
 }
 
 void Cta::mbarrier_inval(u32 address) { mbarriers[mbarrier_index(address)].live = false; }
+
+// Show the mbarriers that a warp made to asynchronous copies.
+void Cta::show_mbarriers(const Warp& w) {
+  for (size_t k = 0; k < mbarrier_count; k++) mbarriers[k].shown |= mbarriers[k].maker == w.index;
+}
+
+// The mbarrier that a copy completes on; a fence must have followed its initialisation.
+u32 Cta::mbarrier_of_copy(const Warp& w, u32 address) {
+  const u32 index = mbarrier_index(address);
+  const Mbarrier& b = mbarriers[index];
+  if (!b.shown && w.vc[entities.visible(b.maker)] < b.made)
+    fail(Kind::proxy,
+         "a copy completes on the mbarrier at 0x%x, with no fence.mbarrier_init nor fence.proxy.async since "
+         "it was initialised",
+         address);
+  return index;
+}
 
 void Cta::mbarrier_check(Mbarrier& b) {
   if (b.pending || b.tx) return;

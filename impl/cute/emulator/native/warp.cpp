@@ -184,7 +184,8 @@ u32 ready_lanes(Warp& w, const Instruction& i, u32 mask) {
   bool last = false;
   for (u32 m = mask; m; m &= m - 1) {
     const int l = __builtin_ctz(m);
-    const u32 address = a[l] + static_cast<u32>(i.imm), parity = b[l] & 1;
+    const u32 address = a[l] + static_cast<u32>(i.imm), parity = b[l];
+    if (parity > 1) fail(Kind::barrier, "a wait for a phase of parity %u; it must be 0 or 1", parity);
     if (address != last_address || parity != last_parity) {
       last = (cta.mbarriers[cta.mbarrier_index(address)].phase & 1) != parity;
       last_address = address;
@@ -223,7 +224,7 @@ NOINLINE void mbarrier_op(Warp& w, const Instruction& i, u32 mask) {
     const int l = __builtin_ctz(m);
     const u32 address = w.reg<u32>(i.a)[l] + static_cast<u32>(i.imm);
     if (i.op == static_cast<i32>(Op::MBAR_INIT)) {
-      cta.mbarrier_init(address, w.reg<u32>(i.b)[l]);
+      cta.mbarrier_init(w, address, w.reg<u32>(i.b)[l]);
     } else if (i.op == static_cast<i32>(Op::MBAR_INVAL)) {
       cta.mbarrier_inval(address);
     } else {
@@ -528,6 +529,7 @@ Outcome run(Warp& w, size_t which, i64 budget) {
           goto stopped;
         }
         case Op::FENCE_PROXY: cta.fence_proxy(w); break;
+        case Op::FENCE_MBARRIER: cta.show_mbarriers(w); break;
         case Op::DEPENDENCY_WAIT: w.vc[cta.entities.dependency] = 1; break;
 
         case Op::BULK_LOAD: cta.bulk_load(w, i, m); break;

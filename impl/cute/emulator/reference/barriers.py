@@ -50,9 +50,11 @@ class NamedBarrier:
 
 
 class Mbarrier:
-    """An mbarrier: ``count`` arrivals and all expected bytes complete a phase."""
+    """An mbarrier: ``count`` arrivals and all expected bytes complete a phase. ``maker`` initialised it."""
 
-    def __init__(self, count: int, clocks: Clocks) -> None:
+    def __init__(self, count: int, clocks: Clocks, maker: int) -> None:
+        self.maker, self.made = maker, int(clocks.counter[maker])
+        self.shown = False  # by fence.mbarrier_init
         self.count = self.pending = count
         self.bytes = 0
         self.phase = 0
@@ -86,7 +88,9 @@ class Mbarrier:
 
     def ready(self, parity: int) -> bool:
         """Whether the phase of that parity is complete."""
-        return self.phase & 1 != parity & 1
+        if parity > 1:
+            raise EmulatorError("barrier", f"a wait for a phase of parity {parity}; it must be 0 or 1")
+        return self.phase & 1 != parity
 
     def _advance(self) -> None:
         if self.pending == 0 and self.bytes == 0:
@@ -113,19 +117,33 @@ class Barriers:
         """Threads of a barrier instruction's count; 0 means all of the CTA."""
         return count or self._threads
 
-    def init(self, address: int, count: int) -> None:
-        """Make an mbarrier at a shared address."""
+    def init(self, address: int, count: int, maker: int) -> None:
+        """Make an mbarrier at a shared address, by that warp."""
         if count == 0:
             raise EmulatorError("barrier", f"an mbarrier at {address:#x} with count 0")
         if address not in self._mbarriers and len(self._mbarriers) >= MOST_MBARRIERS:
             raise EmulatorError("unsupported", f"more than {MOST_MBARRIERS} mbarriers")
-        self._mbarriers[address] = Mbarrier(count, self._clocks)
+        self._mbarriers[address] = Mbarrier(count, self._clocks, maker)
 
     def at(self, address: int) -> Mbarrier:
         """The mbarrier at a shared address."""
         if address not in self._mbarriers:
             raise EmulatorError("barrier", f"no initialised mbarrier at shared address {address:#x}")
         return self._mbarriers[address]
+
+    def show(self, maker: int) -> None:
+        """Show the mbarriers that a warp made to asynchronous copies."""
+        for each in self._mbarriers.values():
+            each.shown |= each.maker == maker
+
+    def of_copy(self, address: int, warp: int) -> Mbarrier:
+        """The mbarrier that a warp's copy completes on; a fence must have followed its initialisation."""
+        found = self.at(address)
+        visible = self._clocks.known[warp, self._clocks.proxy(found.maker)]
+        if not found.shown and visible < found.made:
+            text = f"a copy completes on the mbarrier at {address:#x}, with no fence.mbarrier_init"
+            raise EmulatorError("proxy", f"{text} nor fence.proxy.async since it was initialised")
+        return found
 
     def invalidate(self, address: int) -> None:
         """Forget the mbarrier at a shared address."""

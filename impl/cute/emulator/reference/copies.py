@@ -36,7 +36,7 @@ def _check_bulk(what: str, *numbers: int) -> None:
 
 def _arrival(warp: Warp, address: int) -> tuple[int, int]:
     """The entity of copies that complete on an initialised mbarrier, and the new copy's number."""
-    warp.cta.barriers.at(address)
+    warp.cta.barriers.of_copy(address, warp.index)
     entity = warp.cta.clocks.copies_on(address)
     return entity, warp.cta.clocks.tick(entity)
 

@@ -35,7 +35,7 @@ def _init(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
     addresses, counts = warp.shared_address(ins.a, ins.imm)[mask], warp.read(ins.b, U4)[mask]
     warp.cta.shared.check_range(addresses, _BYTES, _BYTES, "mbarrier.init")
     for address, count in zip(addresses.tolist(), counts.tolist(), strict=True):
-        warp.cta.barriers.init(address, count)
+        warp.cta.barriers.init(address, count, warp.index)
 
 
 def _invalidate(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
@@ -110,6 +110,10 @@ def _fence_proxy(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
     warp.cta.clocks.fence_proxy(warp.index)
 
 
+def _fence_mbarrier(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
+    warp.cta.barriers.show(warp.index)
+
+
 def _dependency_wait(warp: Warp, ins: Instruction, mask: np.ndarray) -> None:
     warp.cta.clocks.learn(warp.index, warp.cta.clocks.dependency, 1)
 
@@ -128,6 +132,7 @@ HANDLERS = {
     Op.MBAR_TRY_WAIT: _try_wait,
     Op.MBAR_TEST_WAIT: _test_wait,
     Op.FENCE_PROXY: _fence_proxy,
+    Op.FENCE_MBARRIER: _fence_mbarrier,
     Op.DEPENDENCY_WAIT: _dependency_wait,
     Op.NOP: _nothing,
 }
