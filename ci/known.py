@@ -20,6 +20,8 @@ from oracle.case import Case, image
 from oracle.codec import CaseError, content
 from oracle.judge import STAGES, Verdict
 
+CUTE = ":cute"
+"""What forms of vLLM end in that are its CuTe kernels."""
 LIST = CORPORA / "known.toml"
 ALL_STAGES = (*STAGES, "frame", "path", "schedule", "stray", "raised", "crash", "hang", "leak", "sanitizer")
 """What a verdict may name as the first stage to diverge."""
@@ -38,8 +40,14 @@ class Known:
     cause: str
 
     def covers(self, implementation: str, version: str) -> bool:
-        """Whether it speaks of this implementation (``vllm@0.31.0`` is a vllm) in this version."""
-        name, kind = self.implementation, implementation.removeprefix(self.implementation)
+        """Whether it speaks of this implementation in this version.
+
+        ``vllm@0.31.0`` is a ``vllm``, and ``vllm@0.33.0:cute`` a ``vllm:cute`` as well.
+        """
+        name, end = self.implementation, ""
+        if name.endswith(CUTE) and implementation.endswith(CUTE):
+            name, end = name.removesuffix(CUTE), CUTE
+        kind = implementation.removesuffix(end).removeprefix(name)
         if not implementation.startswith(name) or kind[:1] not in ("", ":", "@"):
             return False
         try:

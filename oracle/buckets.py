@@ -5,7 +5,7 @@ a missing one can be told from one that does not exist.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from oracle.layout import DENSE, TensorSpec, placed
 from oracle.reach import commit, dtypes, memory, values
 
 Flags = dict[str, bool]
+PAST_A_BOUNDARY = "values: correction not finite, past a boundary"
 
 
 def buckets(case: Case) -> frozenset[str]:
@@ -32,10 +33,19 @@ def buckets(case: Case) -> frozenset[str]:
     reached.add("values: unusual" if case.regimes else "values: plain")
     if "specials" in case.regimes.values():
         reached.add("values: not finite")
+        if isinstance(case.call, Commit) and _past_a_boundary(case.call, case.regimes):
+            reached.add(PAST_A_BOUNDARY)
     reached.add(f"dtypes: {dtypes.combination(case.call)}")
     if not isinstance(case.call, Serve):
         reached |= memory.places(case)
     return frozenset(reached | (values.reached(case) & _OF_VALUES[case.op]))
+
+
+def _past_a_boundary(call: Commit, regimes: Mapping[str, str]) -> bool:
+    """Whether a correction that a row accepts beyond a block boundary may not be finite."""
+    plans = (call.plan(row) for row in range(call.rows))
+    crossed = any(plan.writes_boundary and plan.m < plan.n for plan in plans)
+    return crossed and regimes.get("correction") == "specials"
 
 
 def _flags(case: Case) -> Flags:
@@ -302,6 +312,7 @@ def _all(op: str) -> tuple[str, ...]:
         "values: plain",
         "values: unusual",
         *(("values: not finite",) if op != "serve" else ()),
+        *((PAST_A_BOUNDARY,) if op == "commit" else ()),
         *(f"relation: {name}" for name in relations),
     )
 

@@ -74,6 +74,27 @@ def test_whom_a_finding_covers(name: str, version: str, covered: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "covered"),
+    [
+        ("vllm@0.33.0:cute", True),
+        ("vllm:cute", True),
+        ("vllm:../vllm@main:cute", True),
+        ("vllm@0.33.0", False),
+        ("vllm", False),
+        ("vllm2:cute", False),
+        ("cute", False),
+        ("fla:cute", False),
+    ],
+)
+def test_a_finding_may_be_of_the_cute_kernels_alone(name: str, covered: bool) -> None:
+    finding = replace(KNOWN, implementation="vllm:cute")
+    assert finding.covers(name, "1.5") == covered
+    assert replace(KNOWN, implementation="vllm").covers(name, "1.5") == (
+        name[:5] in ("vllm", "vllm:", "vllm@")
+    )
+
+
+@pytest.mark.parametrize(
     "other",
     [
         replace(KNOWN, operation="commit"),
