@@ -41,8 +41,16 @@ def check(case: Case, implementation: Implementation, device: Device, watch: Wat
         problems = split(case, run.expected, seen, implementation, device, ar, watch)
         return replace(verdict, problems=problems)
     related = image(case)
-    other = _run_image(
-        related, values, run, implementation, device, watch, replayed=isinstance(case.relation, Graph)
+    # Where the call is the same, so are values and expectations: memory changes neither.
+    same = related.call is case.call
+    other = _run(
+        related,
+        values if same else build(related),
+        implementation,
+        device,
+        watch,
+        expected=run.expected if same else None,
+        replayed=isinstance(case.relation, Graph),
     )
     second = other.verdict
     ratios = {name: max(ratio, second.ratios.get(name, 0.0)) for name, ratio in verdict.ratios.items()}
@@ -51,29 +59,6 @@ def check(case: Case, implementation: Implementation, device: Device, watch: Wat
         told = f"relation {type(case.relation).__name__}: where the case and its image differ"
         watch(replace(run, what=told, differs=differing(case, related.call, run.expected, seen, other.seen)))
     return Verdict(max(verdict.ratio, second.ratio), ratios, problems, verdict.path)
-
-
-def _run_image(
-    related: Case,
-    values: Values,
-    run: Run,
-    implementation: Implementation,
-    device: Device,
-    watch: Watch,
-    *,
-    replayed: bool,
-) -> Run:
-    """The image's run. Where the call is the same, so are values and expectations: memory changes neither."""
-    same = related.call is run.call
-    return _run(
-        related,
-        values if same else build(related),
-        implementation,
-        device,
-        watch,
-        expected=run.expected if same else None,
-        replayed=replayed,
-    )
 
 
 def _run(

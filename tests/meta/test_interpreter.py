@@ -257,12 +257,17 @@ def recurrence() -> torch.Tensor:
     return torch.cat([state.view(torch.int32).flatten(), out.view(torch.int16).int().flatten()])
 
 
-def test_speedups_change_no_bit() -> None:
+def without_speedups(make: Callable[[], Any]) -> Any:
+    """What comes of it without them; they are on again afterwards, with nothing learned."""
     try:
         interpreter.speedups(False)
-        slow = recurrence()
+        return make()
     finally:
         interpreter.speedups()
+
+
+def test_speedups_change_no_bit() -> None:
+    slow = without_speedups(recurrence)
     assert torch.equal(recurrence(), slow)
 
 
@@ -313,11 +318,7 @@ def everything(name: str) -> dict[str, tuple[Any, ...]]:
 
 def test_speedups_change_no_operation() -> None:
     """Nor its type, its shape or its error; what one operation taught is not taken for another."""
-    try:
-        interpreter.speedups(False)
-        slow = {name: everything(name) for name in OPERATIONS}
-    finally:
-        interpreter.speedups()
+    slow = without_speedups(lambda: {name: everything(name) for name in OPERATIONS})
     for name in (*OPERATIONS, *reversed(OPERATIONS)):
         assert everything(name) == slow[name], name
     assert all(len({result[0] for result in found.values()}) > 4 for found in slow.values())
@@ -334,11 +335,7 @@ def test_speedups_change_no_conversion() -> None:
             for more in ((), (None,), ("rtz",))
         }
 
-    try:
-        interpreter.speedups(False)
-        slow = conversions()
-    finally:
-        interpreter.speedups()
+    slow = without_speedups(conversions)
     assert conversions() == slow
 
 

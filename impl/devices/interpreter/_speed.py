@@ -77,9 +77,6 @@ def _lean(original: Any, patched: Any) -> Any:
     return call
 
 
-_NONE = object()
-
-
 def _on_host(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.device.type == "cpu"
@@ -94,7 +91,7 @@ def _make_tensor_init(inner: Callable) -> Callable:
 
     def init(self: tl.tensor, handle: Any, kind: Any) -> None:
         shape = kind.shape if type(kind) is tl.block_type else None
-        held, known = derived.get(id(shape), (_NONE, None))
+        held, known = derived.get(id(shape), (None, None))
         if known is not None and held is shape:
             vars(self).update(known, handle=handle, type=kind, dtype=kind.scalar)
             return
